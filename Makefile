@@ -1,0 +1,48 @@
+# Every target makes what it needs; a second call is fast.
+PYTHON ?= python3
+BIN := .venv/bin
+BASE := .venv/.stamp-base
+DEV := .venv/.stamp-dev
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
+BASE_TESTS := -m "not engine and not gpu and not bench"
+DEMO_VARY := --vary workload.max_response_tokens=1024,2048,4096 --vary policy.staleness=0,0.5,1
+
+.PHONY: demo test check bench docs clean
+.NOTPARALLEL:
+
+demo: $(BASE) ## A sweep over response lengths and staleness: table, CSV and figures in out/demo
+	@$(BIN)/bidirl-sim sweep examples/demo.toml $(DEMO_VARY) --out out/demo
+	@echo "Table and figures:"; ls out/demo/*.csv out/demo/*.png | sed 's/^/  /'
+
+test: $(DEV) ## Base tests (no torch, no GPU)
+	@$(BIN)/python -m pytest -q -n 2 $(BASE_TESTS)
+
+check: $(DEV) ## Formatting, lint, types, import layers
+	@$(BIN)/ruff format --check -q --output-format concise
+	@$(BIN)/ruff check -q --output-format concise
+	@$(BIN)/mypy
+	@$(BIN)/python -m pytest -q tests/test_layering.py tests/test_imports.py
+
+bench: $(DEV) ## Cost, as ratios and slopes
+	@$(BIN)/python -m pytest -q -m bench tests
+	@for script in benchmarks/*.py; do [ ! -e "$$script" ] || $(BIN)/python "$$script" || exit 1; done
+
+docs: $(DEV) ## Links and commands of README and docs/ hold
+	@$(BIN)/python -m pytest -q tests/test_docs.py
+
+clean: ## Remove what the targets made, .venv too
+	@rm -rf .venv out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	  { echo "$(PYTHON) is $$($(PYTHON) -V 2>&1): bidirl needs Python 3.11 or newer; run make PYTHON=/path/to/python3.11"; exit 1; }
+	@$(PYTHON) -m venv .venv || { rm -rf .venv; exit 1; }
+
+$(BASE): pyproject.toml | .venv/bin/python
+	@$(PIP) -e .
+	@touch $@
+
+$(DEV): pyproject.toml | .venv/bin/python
+	@$(PIP) -e '.[dev]'
+	@touch $@ $(BASE)

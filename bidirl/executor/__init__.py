@@ -1,0 +1,1 @@
+"""Real-clock driver and backends."""

@@ -1,0 +1,1 @@
+"""Heavy libraries (ray, torch, vllm) are imported in here and nowhere else."""

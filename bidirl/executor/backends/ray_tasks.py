@@ -1,0 +1,68 @@
+"""Run independent pieces of work as Ray tasks on a cluster."""
+
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from bidirl.errors import InputError, RunFault
+
+__all__ = ["scatter_over"]
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+TASKS_PER_CPU = 2
+"""Tasks in flight per processor: one runs, one waits, and a long grid does not flood the cluster's head."""
+
+
+def scatter_over(address: str) -> Callable[[Callable[[T], R], Sequence[T]], Iterator[R]]:
+    """Return a scatter: it runs a function on each item as a Ray task and yields results as they return.
+
+    The workers need the same release of bidirl. A task whose node is lost is run again by Ray.
+
+    Raises:
+        InputError: ray is not installed, or no cluster answers at ``address``.
+        RunFault: the cluster was lost on the way.
+    """
+    try:
+        ray: Any = importlib.import_module("ray")
+    except ImportError:
+        raise InputError(
+            f"--ray {address}: ray is not installed here: pip install 'bidirl[ray]', or leave --ray out"
+        ) from None
+
+    def scatter(function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
+        try:
+            ray.init(address=address, logging_level="error", log_to_driver=False)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise InputError(
+                f"--ray {address}: no cluster answers ({reason}): give the address of one"
+            ) from None
+        try:
+            yield from _drain(ray, ray.remote(function), items)
+        except ray.exceptions.RayError as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise RunFault(
+                f"--ray {address}: {reason}; results that returned are kept, start again"
+            ) from None
+        finally:
+            ray.shutdown()
+
+    return scatter
+
+
+def _drain(ray: Any, remote: Any, items: Sequence[Any]) -> Iterator[Any]:
+    """Keep a bounded number of tasks in flight and yield what is ready."""
+    limit = max(1, int(TASKS_PER_CPU * ray.cluster_resources().get("CPU", 1.0)))
+    waiting = iter(items)
+    flying: set[Any] = set()
+    while True:
+        while len(flying) < limit and (item := next(waiting, None)) is not None:
+            flying.add(remote.remote(item))
+        if not flying:
+            return
+        ready, _ = ray.wait(list(flying), num_returns=1)
+        for reference in ready:
+            flying.discard(reference)
+            yield ray.get(reference)
