@@ -1,0 +1,1 @@
+"""Records, readers, writers and generators of workloads and runs."""
