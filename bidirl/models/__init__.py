@@ -1,0 +1,1 @@
+"""Hardware and model catalogue, stage-time functions, memory and calibration."""
