@@ -1,0 +1,1 @@
+"""Plan, scheduler, policies and the partition search."""

@@ -1,0 +1,76 @@
+"""Algorithm 1: the partition of a cluster into a rollout and a training pool.
+
+Source: paper.md, "Static planner".
+"""
+
+from collections.abc import Callable, Iterator
+
+from bidirl.errors import InputError, NoFeasiblePlan
+from bidirl.planner.events import SegmentKind
+from bidirl.planner.gates import Predictor, SegmentWork
+from bidirl.planner.job import Job
+from bidirl.planner.plan import Plan
+from bidirl.planner.policy import Placement
+from bidirl.planner.sections import Partition
+
+__all__ = ["best_partition", "candidate_partitions", "throughput"]
+
+ROLLOUT_TP = TRAIN_TP = 1
+"""Layouts tried before the full search of layouts: one GPU a replica (fully sharded training)."""
+
+
+def candidate_partitions(num_gpus: int, gpus_per_node: int, replica_gpus: int) -> Iterator[Partition]:
+    """Yield the partitions whose pools both divide by both layouts, smallest rollout pool first.
+
+    Node-aligned where there are at least two nodes for each pool to choose from; inside one or two nodes
+    every divisible split counts.
+    """
+    step = gpus_per_node if num_gpus > 2 * gpus_per_node else replica_gpus
+    for rollout in range(step, num_gpus, step):
+        if rollout % replica_gpus == 0 and (num_gpus - rollout) % replica_gpus == 0:
+            yield Partition(Placement.DISAGGREGATED, rollout, num_gpus - rollout, ROLLOUT_TP, TRAIN_TP)
+
+
+def throughput(plan: Plan) -> float:
+    """Return ``min(lambda_r, lambda_t)`` in groups per second for a representative batch."""
+    predictor = Predictor(plan)
+    rollout_s = predictor.rollout_s(plan.groups_per_step, plan.rollout_replicas, 0)
+    train_s = predictor.train_s(batch_work(plan), plan.train_replicas)
+    return plan.groups_per_step / max(rollout_s, train_s)
+
+
+def batch_work(plan: Plan) -> list[SegmentWork]:
+    """Return ``U_B``: the stage-ordered trainer work of a representative batch."""
+    prior, trainer, n = plan.prior(0), plan.models.trainer, plan.samples_per_group
+    works = [trainer.sample_work(prior.prompt_mean_tokens + tokens) for tokens in prior.quantiles]
+    batch = sum(works) / len(works) * plan.groups_per_step * n
+    chunks = -(-plan.groups_per_step // plan.policy.chunk_groups)
+    segments = [SegmentWork(kind, batch, max(works), chunks) for kind in plan.segments]
+    part = SegmentWork(
+        SegmentKind.UPDATE,
+        batch / plan.mini_batches,
+        max(works),
+        max(1, chunks // plan.mini_batches),
+    )
+    return segments + [part] * plan.mini_batches
+
+
+def best_partition(job: Job, build: Callable[[Partition], Plan]) -> Plan:
+    """Return the plan of the best partition; the smaller rollout pool wins a tie.
+
+    ``NoFeasiblePlan`` names the last reason if no candidate can be built.
+    """
+    best: tuple[float, Plan] | None = None
+    reason = f"{job.cluster.num_gpus} GPUs leave no room for two pools"
+    for partition in candidate_partitions(job.cluster.num_gpus, job.cluster.gpus_per_node, ROLLOUT_TP):
+        try:
+            plan = build(partition)
+        except InputError as error:
+            reason = str(error)
+            continue
+        rate = throughput(plan)
+        if best is None or rate > best[0]:
+            best = (rate, plan)
+    if best is None:
+        raise NoFeasiblePlan(f"no partition of the cluster is feasible: {reason}")
+    return best[1]
