@@ -1,0 +1,1 @@
+"""SimPy driver, metrics, sweeps and figures."""

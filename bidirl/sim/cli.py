@@ -1,0 +1,282 @@
+"""The command ``bidirl-sim``: simulate a job, sweep it, replay a journal, run one engine."""
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bidirl import __version__
+from bidirl.errors import BidirlError, NoFeasiblePlan, RunFault
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from bidirl.planner.replay import Replay
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="bidirl-sim",
+    help="Simulate asynchronous RL post-training on two pools of GPUs that lend each other idle devices.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    no_args_is_help=True,
+)
+
+PIPE_WIDTH = 120
+"""Columns of tables that do not go to a terminal, unless COLUMNS says otherwise."""
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C: 128 + SIGINT, as shells have it."""
+
+JobArgument = Annotated[Path, typer.Argument(help="Job file (TOML) or a resolved.json.", show_default=False)]
+SetOption = Annotated[
+    list[str], typer.Option("--set", metavar="KEY=VALUE", help="Override a value of the job; repeatable.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
+
+
+def main() -> None:
+    """Run the command line; every error a user can meet is one line, never a traceback."""
+    sys.exit(_guarded(app))
+
+
+def _guarded(command: Callable[..., Any], arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code."""
+    try:
+        code = command(args=arguments, standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except BidirlError as error:
+        print(error, file=sys.stderr)  # noqa: T201
+        return error.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader has gone (`| head`). Point stdout elsewhere, or Python complains when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        name = f"{error.filename}: " if error.filename else ""
+        print(f"{name}{(error.strerror or str(error)).lower()}: choose another place", file=sys.stderr)  # noqa: T201
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return RunFault.exit_code
+    except Exception as error:
+        if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # a mistake in the options
+            where = getattr(getattr(error, "ctx", None), "command_path", "bidirl-sim")
+            message = str(error.format_message()).rstrip(".").replace("\n", " ")
+            print(f"{where}: {message}: see {where} --help", file=sys.stderr)  # noqa: T201
+            return int(error.exit_code)
+        traceback.print_exc()
+        print("this is a bug in bidirl: please report it with the lines above", file=sys.stderr)  # noqa: T201
+        return RunFault.exit_code
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"bidirl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def run(
+    job: JobArgument,
+    policy: Annotated[
+        str | None, typer.Option(help="Preset to run instead of the job's; other policy keys stay.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of lengths, prompts and rewards.")] = 0,
+    set_: SetOption = [],  # noqa: B006  # typer copies it
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for tables, journal, figure and trace; without it none.")
+    ] = None,
+    json_: JsonOption = False,
+) -> None:
+    """Simulate one run of a job."""
+    from bidirl.planner.job import load_job
+    from bidirl.sim.report import print_summary
+    from bidirl.sim.run import run_to_folder, simulate
+
+    chosen = [] if policy is None else [f"policy.name={json.dumps(policy)}"]
+    try:
+        loaded = load_job(job, [*set_, *chosen])
+    except BidirlError as error:
+        written = f"--set {chosen[0]}: " if chosen else "--policy: "
+        raise type(error)(str(error).replace(written, f"--policy {policy}: ")) from None
+    try:
+        outcome = simulate(loaded, seed) if out is None else run_to_folder(loaded, seed, out)
+    except NoFeasiblePlan as error:
+        if json_:
+            _print_json({"error": str(error)})
+        raise
+    _print_notes(outcome.plan.notes)
+    if loaded.partition is None:
+        chosen_by_planner = (
+            f"rollout_gpus = {outcome.plan.rollout_gpus}, train_gpus = {outcome.plan.train_gpus}"
+        )
+        _print_notes([f"no [partition] in the job: the planner chose {chosen_by_planner}"])
+    if out is not None:
+        _print_notes([f"tables, journal, figure and trace are in {out}"])
+    if json_:
+        _print_json(outcome.summary)
+        return
+    print_summary(outcome.summary, loaded.policy.name, _console())
+
+
+@app.command()
+def sweep(
+    job: JobArgument,
+    vary: Annotated[
+        list[str], typer.Option(metavar="KEY=V1,V2,...", help="Values of a key to try; repeat for a grid.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for sweep.csv, figures and computed cells.")],
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds per cell: 0 .. N-1.")] = 1,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Processes; without it one per processor.", show_default=False)
+    ] = None,
+    ray: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Run cells as Ray tasks on this cluster.")
+    ] = None,
+    set_: SetOption = [],  # noqa: B006  # typer copies it
+    json_: JsonOption = False,
+) -> None:
+    """Run a grid of jobs; goes on where an interrupted sweep of the same folder stopped."""
+    from bidirl.sim.report import sweep_table, sweep_verdict
+    from bidirl.sim.sweep import plan_sweep
+    from bidirl.sim.sweep_run import run_sweep
+    from bidirl.sim.sweep_store import local, num_cpus
+
+    planned = plan_sweep(job, set_, vary, seeds)
+    _print_notes(planned.notices)
+    if ray is None:
+        scatter = local(jobs or num_cpus())
+    else:
+        from bidirl.executor.backends.ray_tasks import scatter_over
+
+        scatter = scatter_over(ray)
+    done = run_sweep(planned, out, scatter, _console(stderr=True))
+    verdict = sweep_verdict(done.rows, planned.varied)
+    if json_:
+        _print_json({"verdict": verdict, "varied": planned.varied, "rows": done.rows})
+    else:
+        console = _console()
+        console.print(verdict, style="bold", highlight=False, soft_wrap=True)
+        console.print(sweep_table(done.rows, planned.varied))
+        _print_notes(done.notes)
+    if done.first_error is not None:
+        raise NoFeasiblePlan(f"no cell has a result: {done.first_error}")
+
+
+@app.command()
+def replay(
+    journal: Annotated[Path, typer.Argument(help="journal.jsonl of a run.", show_default=False)],
+    json_: JsonOption = False,
+) -> None:
+    """Feed a journal through the scheduler; fails at the first different action."""
+    from bidirl.planner.replay import replay as replay_journal
+    from bidirl.sim.run import build
+
+    found = replay_journal(journal, build())
+    if json_:
+        _print_json(found.to_json())
+    else:
+        typer.echo(_replay_verdict(found))
+    if found.difference is not None:
+        raise typer.Exit(RunFault.exit_code)
+
+
+def _replay_verdict(found: "Replay") -> str:
+    agreed = f"{found.num_events:,} events agree ({found.num_actions:,} actions)"
+    if found.num_close:
+        agreed += f"; {found.num_close:,} of them only within 1e-9, another build wrote the journal"
+    first = found.difference
+    if first is not None:
+        place = f"line {first.line}, t = {first.time_s} s, action {first.index + 1}"
+        lines = [
+            f"the replay differs at {place}; before it {agreed}",
+            f"  event     {_shown(first.event)}",
+            f"  expected  {_shown(first.expected)}",
+            f"  got       {_shown(first.got)}",
+        ]
+        return "\n".join(lines)
+    if found.cut_line is not None:
+        return f"{agreed}; line {found.cut_line} is cut off: the run was killed there, replayed up to it"
+    return agreed if found.is_complete else f"{agreed}; the run stopped before its last step"
+
+
+def _shown(item: "dict[str, Any] | str | None") -> str:
+    if item is None:
+        return "nothing"
+    if isinstance(item, str):
+        return item
+    fields = ", ".join(f"{name}={json.dumps(value)}" for name, value in item.items() if name != "kind_of")
+    return f"{item.get('kind_of')}({fields})"
+
+
+@app.command()
+def engine(
+    requests: Annotated[
+        Path, typer.Argument(help="CSV with arrival_s, input_toks, output_toks.", show_default=False)
+    ],
+    models: Annotated[Path, typer.Option(help="JSON with the time model of an engine iteration.")],
+    kv_tokens: Annotated[int | None, typer.Option(min=1, help="KV memory in tokens.")] = None,
+    max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Running sequences.")] = None,
+    max_batched_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Token budget of an iteration.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the times of each request.")] = None,
+    json_: JsonOption = False,
+) -> None:
+    """Run one rollout replica against a file of requests."""
+    from bidirl.sim.engine import engine_command
+    from bidirl.sim.run import make_folder, write_json
+
+    if out is not None:
+        make_folder(out)
+    table = None if out is None else out / "requests.csv"
+    report = engine_command(requests, models, kv_tokens, max_num_seqs, max_batched_tokens, table)
+    if out is not None:
+        write_json(out / "summary.json", report.to_json())
+        _print_notes([f"requests.csv and summary.json are in {out}"])
+    if json_:
+        _print_json(report.to_json())
+    else:
+        report.render(_console())
+
+
+# ---------------------------------------------------------------------- output
+
+
+def _console(*, stderr: bool = False) -> "Console":
+    from rich.console import Console
+
+    class Plain(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
+    return Plain(stderr=stderr, width=width)
+
+
+def _print_json(data: object) -> None:
+    typer.echo(json.dumps(data, indent=1, ensure_ascii=False))
+
+
+def _print_notes(notes: Sequence[str]) -> None:
+    for note in dict.fromkeys(notes):
+        typer.echo(f"note: {note}", err=True)
