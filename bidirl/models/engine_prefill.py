@@ -27,7 +27,7 @@ def iterate(state: EngineState, *, admit: bool) -> bool:
     preempted = False
     state.settle()
     while pool.phases[place] > pool.queued - pool.taken:
-        context -= preempt_last(state)
+        context -= _preempt_last(state)
         preempted = True
     need = pool.phases[place]
     pool.taken += need
@@ -39,24 +39,24 @@ def iterate(state: EngineState, *, admit: bool) -> bool:
         chunk = min(waiting[3] - done, budget)
         blocks = -(-(done + chunk) // size) - -(-done // size)
         if blocks > pool.queued - pool.taken:
-            preempt_last(state)
+            _preempt_last(state)
             preempted = True
         else:
             pool.taken += blocks
             budget -= chunk
             chunks.append((waiting, done, chunk))
     if admit and not preempted:
-        admit_waiting(state, budget, state.limits.max_num_seqs - num - len(chunks), chunks)
+        _admit_waiting(state, budget, state.limits.max_num_seqs - num - len(chunks), chunks)
     if not chunks:
         pool.taken -= need
         if preempted:
             state.anchor(context)
         return False
-    run_mixed(state, num, context, chunks)
+    _run_mixed(state, num, context, chunks)
     return True
 
 
-def admit_waiting(state: EngineState, budget: int, slots: int, chunks: list[Chunk]) -> None:
+def _admit_waiting(state: EngineState, budget: int, slots: int, chunks: list[Chunk]) -> None:
     """Admit waiting sequences in order, as far as tokens, slots and KV blocks go."""
     pool = state.pool
     size = pool.block_size
@@ -88,7 +88,7 @@ def admit_waiting(state: EngineState, budget: int, slots: int, chunks: list[Chun
         chunks.append((waiting, done, chunk))
 
 
-def run_mixed(state: EngineState, num: int, context: int, chunks: list[Chunk]) -> None:
+def _run_mixed(state: EngineState, num: int, context: int, chunks: list[Chunk]) -> None:
     """Run the iteration of ``num`` decoding sequences of ``context`` cached tokens and the prefill chunks.
 
     A finished prefill emits its first token and decodes from the next iteration on.
@@ -126,7 +126,7 @@ def run_mixed(state: EngineState, num: int, context: int, chunks: list[Chunk]) -
     num_outputs = num + len(chunks) - (part is not None)
     duration_s = state.model.mixed(tokens, float(pairs), num, context, num_outputs)
     if again:
-        note_recomputed(state, chunks, tokens, pairs, num, context, num_outputs, duration_s)
+        _note_recomputed(state, chunks, tokens, pairs, num, context, num_outputs, duration_s)
     state.prefill_tokens += tokens
     state.time_s += duration_s
     state.iteration = begin
@@ -148,7 +148,7 @@ def run_mixed(state: EngineState, num: int, context: int, chunks: list[Chunk]) -
     state.room_num = len(decoding)
 
 
-def note_recomputed(
+def _note_recomputed(
     state: EngineState,
     chunks: list[Chunk],
     tokens: int,
@@ -176,7 +176,7 @@ def note_recomputed(
     state.recompute_s += duration_s - without_s
 
 
-def preempt_last(state: EngineState) -> int:
+def _preempt_last(state: EngineState) -> int:
     """Send the last running sequence back to the head of the queue; return its decoding context."""
     state.num_preemptions += 1
     context = 0

@@ -17,7 +17,7 @@ def advance(state: EngineState, limit_s: float, *, every: bool = False) -> None:
     ``every``: do not stop at completed groups. An idle engine's clock stays where it became idle.
     """
     while state.time_s < limit_s and (every or not state.ready):
-        if not move(state, limit_s):
+        if not _move(state, limit_s):
             return
 
 
@@ -27,11 +27,11 @@ def at_floor(state: EngineState, now: float) -> EngineState:
     while state.time_s < now:
         return_turns(state)
         before = state.copy()
-        moved = move(state, now)
+        moved = _move(state, now)
         if state.time_s > now:
             last = state.iteration - 1
             while before.iteration < last:
-                if not decode(before, inf, most=last - before.iteration):
+                if not _decode(before, inf, most=last - before.iteration):
                     iterate(before, admit=False)
             return before
         if not moved:
@@ -39,7 +39,7 @@ def at_floor(state: EngineState, now: float) -> EngineState:
     return state
 
 
-def move(state: EngineState, limit_s: float) -> bool:
+def _move(state: EngineState, limit_s: float) -> bool:
     """Move by one event; return False where nothing is left to do before ``limit_s``."""
     timed = state.timed
     if timed:
@@ -55,17 +55,17 @@ def move(state: EngineState, limit_s: float) -> bool:
     if state.busy_from_s < 0:
         state.busy_from_s = state.time_s
     if state.part is None and (not waiting or len(state.decoding) == state.limits.max_num_seqs):
-        if decode(state, limit_s, quiet=not waiting):
+        if _decode(state, limit_s, quiet=not waiting):
             return True
         iterate(state, admit=False)
     elif iterate(state, admit=True):
         return True
-    if not decode(state, limit_s):
+    if not _decode(state, limit_s):
         raise InvariantBroken(f"engine stalled at {state.time_s} s: nothing runs and nothing can be admitted")
     return True
 
 
-def decode(state: EngineState, limit_s: float, *, quiet: bool = False, most: int = 1 << 60) -> bool:
+def _decode(state: EngineState, limit_s: float, *, quiet: bool = False, most: int = 1 << 60) -> bool:
     """Run pure decode iterations up to the next completion, full KV memory, arrival or ``limit_s``.
 
     Return False, having run none, where the next one finds no KV block for some sequence.
@@ -102,7 +102,7 @@ def decode(state: EngineState, limit_s: float, *, quiet: bool = False, most: int
         time_s = state.anchor_s + (n * base_s + token_s * (n * context + num * (n * (n - 1) // 2)))
         stop_s = timed[0][0] if timed and timed[0][0] < limit_s else limit_s
         if time_s > stop_s:
-            n = last_until(state, stop_s, n, base_s, token_s)
+            n = _last_until(state, stop_s, n, base_s, token_s)
             time_s = state.anchor_s + (n * base_s + token_s * (n * context + num * (n * (n - 1) // 2)))
             until = state.anchor_iteration + n
         state.decode_tokens += num * (until - iteration)
@@ -118,7 +118,7 @@ def decode(state: EngineState, limit_s: float, *, quiet: bool = False, most: int
         return True
 
 
-def last_until(state: EngineState, stop_s: float, n: int, base_s: float, token_s: float) -> int:
+def _last_until(state: EngineState, stop_s: float, n: int, base_s: float, token_s: float) -> int:
     """Return the iterations from the anchor, of at most ``n``, to the first boundary at or after ``stop_s``.
 
     The quadratic gives a guess, comparison with the very expression of the clock settles it.

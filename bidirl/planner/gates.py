@@ -11,7 +11,7 @@ from bidirl.models.makespan import rollout_makespan_s
 from bidirl.planner.events import SegmentKind
 from bidirl.planner.plan import Plan
 
-__all__ = ["Forecast", "Predictor", "SegmentWork", "eq6_share"]
+__all__ = ["Forecast", "Predictor", "SegmentWork", "batch_work", "eq6_share"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,7 @@ class Predictor:
         self.rollout_factor = 1.0
         self.train_factor = 1.0
         self._rollout: dict[tuple[int, int, int], float] = {}
+        self._batch: dict[int, float] = {}
 
     def rollout_s(self, groups: int, replicas: int, step: int) -> float:
         """Predict ``M_r(groups, replicas)``: the slowest replica's seconds for fresh groups."""
@@ -72,6 +73,13 @@ class Predictor:
             self._rollout[key] = seconds
         return seconds * self.rollout_factor
 
+    def batch_s(self, step: int) -> float:
+        """Predict the primary trainer's seconds for a representative batch of a step."""
+        seconds = self._batch.get(step)
+        if seconds is None:
+            seconds = self._batch[step] = self.train_s(batch_work(self.plan, step), self.plan.train_replicas)
+        return seconds
+
     def train_s(self, segments: list[SegmentWork], replicas: int) -> float:
         """Predict ``M_t(U, replicas)``: one segment after the other, in pulls of ``s_max`` chunks."""
         trainer, pull = self.plan.models.trainer, self.plan.policy.max_chunks_per_pull
@@ -82,6 +90,28 @@ class Predictor:
                 seconds += pulls * trainer.pull_s(
                     segment.kind.value, segment.work / pulls, segment.longest, replicas
                 )
+                if segment.kind is SegmentKind.UPDATE:
+                    seconds += trainer.optimizer_s
+        return seconds * self.train_factor
+
+    def joint_s(self, segments: list[SegmentWork], primary: int, auxiliary: int) -> float:
+        """Predict ``M_t(U, d_p + d_a)`` for two sides that pull by themselves.
+
+        In a segment of ``k`` pulls that take ``t_p`` on one side and ``t_a`` on the other, both end after
+        ``k / (1 / t_p + 1 / t_a)`` (JointTailSplit levels the ends).
+        """
+        trainer, pull = self.plan.models.trainer, self.plan.policy.max_chunks_per_pull
+        seconds = 0.0
+        for segment in segments:
+            if segment.num_chunks and segment.work > 0.0:
+                pulls = segment.num_chunks / pull
+                work = segment.work / max(1.0, pulls)
+                mine_s, other_s = (
+                    trainer.pull_s(segment.kind.value, work, segment.longest, side)
+                    for side in (primary, auxiliary)
+                )
+                if mine_s > 0.0 and other_s > 0.0:
+                    seconds += max(1.0, pulls) / (1.0 / mine_s + 1.0 / other_s)
                 if segment.kind is SegmentKind.UPDATE:
                     seconds += trainer.optimizer_s
         return seconds * self.train_factor
@@ -138,4 +168,39 @@ class Predictor:
             + max(0, updates - 1) * switch.broadcast_s
         )
         alone = self.train_s(segments, primary)
-        return Forecast(alone - self.train_s(rest, primary + auxiliary), threshold)
+        return Forecast(alone - self.joint_s(rest, primary, auxiliary), threshold)
+
+    def train_on_rollout_hidden(self, segments: list[SegmentWork], primary: int, auxiliary: int) -> Forecast:
+        """Weigh the same lease when the auxiliary side leaves early enough to be back in time.
+
+        While it merges and returns (``h = C_grad + C_out``) the primary trains on alone, so ``h`` is not
+        waited for: of the work ``X`` left after entering, ``X - h`` runs jointly. Gradients and broadcasts
+        of earlier updates stay on the path. Source: ours.
+        """
+        switch = self.plan.models.switch
+        alone = self.train_s(segments, primary)
+        rest = self.drain_prefix(segments, switch.train_on_rollout_in_s, primary)
+        left, joint = self.train_s(rest, primary), self.joint_s(rest, primary, auxiliary)
+        hidden = switch.train_on_rollout_out_s + switch.grad_s
+        updates = sum(segment.kind is SegmentKind.UPDATE for segment in rest)
+        path = max(0, updates - 1) * (switch.grad_s + switch.broadcast_s)
+        if left <= hidden or left <= 0.0:
+            return Forecast(0.0, hidden + path)
+        lent = switch.train_on_rollout_in_s + hidden + (left - hidden) * joint / left
+        return Forecast(alone - lent, path)
+
+
+def batch_work(plan: Plan, step: int = 0) -> list[SegmentWork]:
+    """Return ``U_B``: the stage-ordered trainer work of a representative batch of a step."""
+    prior, trainer, n = plan.prior(step), plan.models.trainer, plan.samples_per_group
+    works = [trainer.sample_work(prior.prompt_mean_tokens + tokens) for tokens in prior.quantiles]
+    batch = sum(works) / len(works) * plan.groups_per_step * n
+    chunks = -(-plan.groups_per_step // plan.policy.chunk_groups)
+    segments = [SegmentWork(kind, batch, max(works), chunks) for kind in plan.segments]
+    part = SegmentWork(
+        SegmentKind.UPDATE,
+        batch / plan.mini_batches,
+        max(works),
+        max(1, chunks // plan.mini_batches),
+    )
+    return segments + [part] * plan.mini_batches

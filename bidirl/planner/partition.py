@@ -6,8 +6,7 @@ Source: paper.md, "Static planner".
 from collections.abc import Callable, Iterator
 
 from bidirl.errors import InputError, NoFeasiblePlan
-from bidirl.planner.events import SegmentKind
-from bidirl.planner.gates import Predictor, SegmentWork
+from bidirl.planner.gates import Predictor, batch_work
 from bidirl.planner.job import Job
 from bidirl.planner.plan import Plan
 from bidirl.planner.policy import Placement
@@ -37,22 +36,6 @@ def throughput(plan: Plan) -> float:
     rollout_s = predictor.rollout_s(plan.groups_per_step, plan.rollout_replicas, 0)
     train_s = predictor.train_s(batch_work(plan), plan.train_replicas)
     return plan.groups_per_step / max(rollout_s, train_s)
-
-
-def batch_work(plan: Plan) -> list[SegmentWork]:
-    """Return ``U_B``: the stage-ordered trainer work of a representative batch."""
-    prior, trainer, n = plan.prior(0), plan.models.trainer, plan.samples_per_group
-    works = [trainer.sample_work(prior.prompt_mean_tokens + tokens) for tokens in prior.quantiles]
-    batch = sum(works) / len(works) * plan.groups_per_step * n
-    chunks = -(-plan.groups_per_step // plan.policy.chunk_groups)
-    segments = [SegmentWork(kind, batch, max(works), chunks) for kind in plan.segments]
-    part = SegmentWork(
-        SegmentKind.UPDATE,
-        batch / plan.mini_batches,
-        max(works),
-        max(1, chunks // plan.mini_batches),
-    )
-    return segments + [part] * plan.mini_batches
 
 
 def best_partition(job: Job, build: Callable[[Partition], Plan]) -> Plan:

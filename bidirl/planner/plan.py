@@ -71,6 +71,11 @@ class Plan:
         """Whether the roles have pools of their own."""
         return Placement.COLOCATED if self.train_gpus == 0 else Placement.DISAGGREGATED
 
+    @property
+    def total_groups(self) -> int:
+        """Groups that the job trains."""
+        return self.num_steps * self.groups_per_step
+
     @cached_property
     def rollout_replicas(self) -> int:
         """Primary rollout replicas ``d_r``."""

@@ -208,6 +208,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "rollout_on_train": {**_BORROW, "lending": "rollout_on_train"},
     "train_on_rollout": {**_BORROW, "lending": "train_on_rollout"},
     "bidirl": {**_BORROW, "lending": "both"},
+    "bidirl_length_aware": {**_BORROW, "lending": "both", "split": "length_aware"},
 }
 """Preset name -> the choices in which it differs from the defaults of ``PolicyConfig``."""
 
@@ -227,7 +228,7 @@ SUPPORTED: Mapping[str, frozenset[StrEnum]] = {
     "dispatch": frozenset(Dispatch),
     "lending": frozenset(Lending),
     "gate": frozenset({Gate.NONE, Gate.MODELS}),
-    "split": frozenset({Split.EVEN, Split.EQ6}),
+    "split": frozenset(Split),
     "merge": frozenset({Merge.ACCUMULATED, Merge.ORDERED}),
     "expiry": frozenset({Expiry.NEVER}),
 }

@@ -20,7 +20,7 @@ ACTIVITY_OF = {
 }
 
 
-def enforced(plan: Plan) -> tuple[str, ...]:
+def _enforced(plan: Plan) -> tuple[str, ...]:
     """Return which of admission, lag and span the policy guarantees (design.md section 5)."""
     policy = plan.policy
     names = ["admission"]
@@ -44,7 +44,7 @@ class Recorder:
             samples_per_prompt=plan.samples_per_group,
             prompts_per_step=plan.groups_per_step,
             staleness=float(plan.policy.staleness),
-            enforced=enforced(plan),
+            enforced=_enforced(plan),
         )
         self.colocated = plan.placement is Placement.COLOCATED
         self._state = "wait"

@@ -32,7 +32,7 @@ class Scheduler:
             ev.RunStarted: self._on_run_started,
             ev.SamplesFinished: self.rollout.on_samples_finished,
             ev.Preempted: self.rollout.on_preempted,
-            ev.Progress: self._ignore,
+            ev.Progress: self.lender.on_progress,
             ev.Rewarded: self.rollout.on_scored,
             ev.Filtered: self.rollout.on_scored,
             ev.LeaseEntered: lambda event: self.lender.on_entered(event.lease),
@@ -46,7 +46,7 @@ class Scheduler:
             ev.Published: lambda event: self.rollout.on_published(event.version),
             ev.SyncApplied: lambda event: self.rollout.on_sync_applied(event.replica, event.version),
             ev.SyncFailed: lambda event: self.rollout.on_sync_failed(event.replica),
-            ev.TimerFired: self._ignore,
+            ev.TimerFired: self.lender.on_timer,
             ev.ReplicaLost: lambda event: self.rollout.on_lost(event.replica),
             ev.ReplicaJoined: lambda event: self.rollout.on_joined(event.replica, event.version),
             ev.SideLost: lambda _: self.train.on_side_lost(),
@@ -132,8 +132,5 @@ class Scheduler:
         self.train.on_updated(event)
 
     def _on_coefficients(self, event: ev.CoefficientsUpdated) -> None:
-        self.lender.predictor.rollout_factor = event.rollout_factor
-        self.lender.predictor.train_factor = event.train_factor
-
-    def _ignore(self, _: Event) -> None:
-        pass
+        self.lender.gatekeeper.predictor.rollout_factor = event.rollout_factor
+        self.lender.gatekeeper.predictor.train_factor = event.train_factor

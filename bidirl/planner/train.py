@@ -62,6 +62,8 @@ class Side:
     """Finished chunks of the current segment that the primary does not hold yet."""
     merging: bool = False
     """Whether ``results`` are on their way to the primary."""
+    declines: bool = False
+    """Whether it leaves the rest of the step to the other side, to be back in its role in time."""
 
 
 class TrainSide:
@@ -83,6 +85,11 @@ class TrainSide:
         self.chunk_groups = plan.policy.chunk_groups
         self.pull_chunks = plan.policy.max_chunks_per_pull
         self.splits_tail = plan.policy.split is not Split.EVEN
+        switch = plan.models.switch
+        self.leave_s = 0.0
+        """What the auxiliary side still has to do after its last chunk of a step, while the primary trains."""
+        if plan.policy.split is Split.LENGTH_AWARE:
+            self.leave_s = switch.grad_s + switch.train_on_rollout_out_s
         self.batch: list[Group] = []
         self.chunk_of: list[int] = []
         """Chunk of each group of ``batch``."""
@@ -201,6 +208,7 @@ class TrainSide:
             return
         count = self._share(number)
         if not count:
+            side.declines = number == AUXILIARY and self.leave_s > 0.0 and self.last_segment()
             return
         first, pending = self.pending[0], self.pending
         run = 1
@@ -234,7 +242,9 @@ class TrainSide:
         """
         left = len(self.pending)
         other = self.sides[1 - number]
-        if not other.may_pull or not self.splits_tail or left > 2 * self.pull_chunks:
+        leave_s = self.leave_s if self.last_segment() else 0.0
+        window = 2 * self.pull_chunks
+        if not other.may_pull or not self.splits_tail or (left > window and not leave_s):
             return min(self.pull_chunks, left)
         kind = self.segments[self.at].kind
         free_s = 0.0
@@ -243,10 +253,17 @@ class TrainSide:
             spent = self.core.now - other.since
             free_s = max(0.0, self.pull_s(kind, running.work, running.longest, other.num_replicas) - spent)
         mine, best = self.sides[number].num_replicas, (float("inf"), 0)
+        my_leave_s, other_leave_s = (0.0, leave_s) if number == PRIMARY else (leave_s, 0.0)
+        if left > window:  # too early to split; only ask whether the auxiliary side should still pull
+            if number == PRIMARY:
+                return self.pull_chunks
+            rest_s = free_s + self.chunks_s(kind, self.pending[self.pull_chunks :], other.num_replicas)
+            end_s = self.chunks_s(kind, self.pending[: self.pull_chunks], mine) + my_leave_s
+            return self.pull_chunks if end_s <= rest_s else 0
         for count in range(min(left, self.pull_chunks) + 1):
             end_s = max(
-                self.chunks_s(kind, self.pending[:count], mine),
-                free_s + self.chunks_s(kind, self.pending[count:], other.num_replicas)
+                self.chunks_s(kind, self.pending[:count], mine) + my_leave_s if count else 0.0,
+                free_s + self.chunks_s(kind, self.pending[count:], other.num_replicas) + other_leave_s
                 if count < left
                 else 0.0,
             )

@@ -26,7 +26,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    no_args_is_help=True,
 )
 
 PIPE_WIDTH = 120
@@ -44,10 +43,10 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object 
 
 def main() -> None:
     """Run the command line; every error a user can meet is one line, never a traceback."""
-    sys.exit(_guarded(app))
+    sys.exit(_guarded(app, sys.argv[1:] or ["--help"]))
 
 
-def _guarded(command: Callable[..., Any], arguments: Sequence[str] | None = None) -> int:
+def _guarded(command: Callable[..., Any], arguments: Sequence[str]) -> int:
     """Run a command and return its exit code."""
     try:
         code = command(args=arguments, standalone_mode=False)
@@ -154,7 +153,10 @@ def sweep(
     set_: SetOption = [],  # noqa: B006  # typer copies it
     json_: JsonOption = False,
 ) -> None:
-    """Run a grid of jobs; goes on where an interrupted sweep of the same folder stopped."""
+    """Run a grid of jobs.
+
+    It goes on where an interrupted sweep of the same folder stopped, and computes only the cells that changed.
+    """
     from bidirl.sim.report import sweep_table, sweep_verdict
     from bidirl.sim.sweep import plan_sweep
     from bidirl.sim.sweep_run import run_sweep
@@ -174,7 +176,7 @@ def sweep(
         _print_json({"verdict": verdict, "varied": planned.varied, "rows": done.rows})
     else:
         console = _console()
-        console.print(verdict, style="bold", highlight=False, soft_wrap=True)
+        console.print(verdict, style="bold", highlight=False, markup=False, soft_wrap=True)
         console.print(sweep_table(done.rows, planned.varied))
         _print_notes(done.notes)
     if done.first_error is not None:
@@ -186,7 +188,10 @@ def replay(
     journal: Annotated[Path, typer.Argument(help="journal.jsonl of a run.", show_default=False)],
     json_: JsonOption = False,
 ) -> None:
-    """Feed a journal through the scheduler; fails at the first different action."""
+    """Check that a journal's events give its actions again.
+
+    They are fed through a fresh scheduler; the first different action is shown, with exit code 3.
+    """
     from bidirl.planner.replay import replay as replay_journal
     from bidirl.sim.run import build
 

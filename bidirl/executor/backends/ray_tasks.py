@@ -1,12 +1,17 @@
 """Run independent pieces of work as Ray tasks on a cluster."""
 
 import importlib
+import socket
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any, TypeVar
 
 from bidirl.errors import InputError, RunFault
 
 __all__ = ["scatter_over"]
+
+PROBE_S = 5.0
+"""Seconds to wait for a connection; across data centres it takes a fraction of one."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -31,6 +36,8 @@ def scatter_over(address: str) -> Callable[[Callable[[T], R], Sequence[T]], Iter
             f"--ray {address}: ray is not installed here: pip install 'bidirl[ray]', or leave --ray out"
         ) from None
 
+    _probe(address)
+
     def scatter(function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
         try:
             ray.init(address=address, logging_level="error", log_to_driver=False)
@@ -52,13 +59,26 @@ def scatter_over(address: str) -> Callable[[Callable[[T], R], Sequence[T]], Iter
     return scatter
 
 
+def _probe(address: str) -> None:
+    """Ask whether anything listens at ``host:port``: Ray itself would try for minutes before it gives up."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        return  # "auto" or "local": Ray knows
+    try:
+        socket.create_connection((host, int(port)), PROBE_S).close()
+    except (OSError, OverflowError) as error:
+        raise InputError(
+            f"--ray {address}: nothing answers ({error}): give the address of a cluster"
+        ) from None
+
+
 def _drain(ray: Any, remote: Any, items: Sequence[Any]) -> Iterator[Any]:
     """Keep a bounded number of tasks in flight and yield what is ready."""
     limit = max(1, int(TASKS_PER_CPU * ray.cluster_resources().get("CPU", 1.0)))
     waiting = iter(items)
     flying: set[Any] = set()
     while True:
-        while len(flying) < limit and (item := next(waiting, None)) is not None:
+        for item in islice(waiting, limit - len(flying)):
             flying.add(remote.remote(item))
         if not flying:
             return

@@ -1,0 +1,291 @@
+"""When a lease is proposed: who is idle, what would be lent, and what the gate says."""
+
+from dataclasses import dataclass
+from math import inf
+
+from bidirl.models.lookahead import RolloutState, Stretch, outlook
+from bidirl.planner.core import Core
+from bidirl.planner.events import Direction, GateDecision, Progress, RequestProgress
+from bidirl.planner.gates import Forecast, Predictor, SegmentWork, eq6_share
+from bidirl.planner.policy import Gate, Lending, Split
+from bidirl.planner.rollout import RolloutSide
+from bidirl.planner.train import PRIMARY, Phase, TrainSide
+
+__all__ = ["Gatekeeper", "Proposal"]
+
+MIN_GAIN_SHARE = 0.01
+"""Predicted gain, as a share of the time to the second next batch, below which a length-aware lease is not
+taken: the lookahead's representatives are not finer than that."""
+MIN_REVIEW_S = 0.5
+"""Shortest time between two reviews of a lease; a review costs a round trip to every replica."""
+SUBSET_SHARE = 0.7
+"""Idle replicas are lent without waiting for the others if they promise this share of what all would."""
+
+NO_GAIN = Forecast(0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A lease that should be taken."""
+
+    direction: Direction
+    replicas: tuple[int, ...]
+    forecast: Forecast = NO_GAIN
+    share: int = 0
+
+
+class Gatekeeper:
+    """Weighs leases; holds what it has asked of the replicas."""
+
+    def __init__(self, core: Core, rollout: RolloutSide, train: TrainSide) -> None:
+        plan = core.plan
+        self.core = core
+        self.rollout = rollout
+        self.train = train
+        self.predictor = Predictor(plan)
+        lending = plan.policy.lending
+        self.lends_train = lending in (Lending.ROLLOUT_ON_TRAIN, Lending.BOTH)
+        self.lends_rollout = lending in (Lending.TRAIN_ON_ROLLOUT, Lending.BOTH)
+        self.gated = plan.policy.gate is not Gate.NONE
+        self.split = plan.policy.split
+        self.length_aware = self.split is Split.LENGTH_AWARE
+        self._closed_in: dict[Direction, tuple[int, int, Phase]] = {}
+        """Per direction, the trainer's period in which its last lease closed.
+
+        The same direction is not lent again before the period is over: what made the lease end has not
+        changed, so it would only be paid for twice (dwell).
+        """
+        self._open: set[int] = set()
+        """Replicas whose answer is missing."""
+        self._ages: dict[tuple[int, int], int] = {}
+        """(group, index) -> tokens, as of the last question."""
+        self._asked_in: tuple[int, int, Phase] | None = None
+        """Period in which the ages were asked for."""
+
+    # ------------------------------------------------------------------ period
+
+    def _period(self) -> tuple[int, int, Phase]:
+        return self.train.step, self.train.at, self.train.phase
+
+    def closed(self, direction: Direction) -> None:
+        """Note the end of a lease."""
+        self._closed_in[direction] = self._period()
+
+    def _rests(self, direction: Direction) -> bool:
+        return self._closed_in.get(direction) == self._period()
+
+    # --------------------------------------------------------------- proposals
+
+    def propose(self) -> Proposal | None:
+        """Return the lease that should be taken now, if any."""
+        if self.train.waits():
+            if self.lends_train and not self._rests(Direction.ROLLOUT_ON_TRAIN):
+                return self._rollout_on_train()
+            return None
+        lends = self.lends_rollout and not self._rests(Direction.TRAIN_ON_ROLLOUT)
+        return self._train_on_rollout() if lends and self.train.phase is Phase.SEGMENT else None
+
+    def unstarted(self) -> int:
+        """Return how many groups (or parts of groups) wait for a rollouter."""
+        return len(self.rollout.queue) + max(0, self.rollout.startable())
+
+    def movable(self, num_auxiliary: int) -> dict[int, list[int]]:
+        """Return the groups that levelling the loads would move, per primary, latest-started first."""
+        rollout = self.rollout
+        sources = [r for r in rollout.replicas[: rollout.num_primary] if r.active and not r.syncing]
+        total = sum(len(replica.groups) for replica in sources)
+        level = -(-total // (len(sources) + num_auxiliary)) if sources else 0
+        found: dict[int, list[int]] = {}
+        for replica in sources:
+            extra = len(replica.groups) - level
+            if extra > 0:
+                held = [group for group in replica.groups if group not in replica.leaving]
+                found[replica.id] = held[: -extra - 1 : -1]
+        return found
+
+    def _rollout_on_train(self) -> Proposal | None:
+        plan, rollout = self.core.plan, self.rollout
+        missing = min(self.train.missing(), rollout.groups_in_flight() + max(0, rollout.startable()))
+        auxiliary = plan.auxiliary_rollouters
+        primary = self._active_primaries()
+        if missing <= 0 or auxiliary < 1 or primary < 1 or rollout.round_open:
+            return None
+        ids = tuple(range(rollout.num_primary, len(rollout.replicas)))
+        movable = self.unstarted() + sum(map(len, self.movable(auxiliary).values()))
+        if self.length_aware:
+            if movable < 1 or not self._known():
+                return None
+            _, forecast = self._best_return(primary, auxiliary, plan.models.switch.rollout_on_train_in_s)
+            return self._passed(Proposal(Direction.ROLLOUT_ON_TRAIN, ids, forecast, share=rollout.total))
+        even = self.split is Split.EVEN
+        share = min(missing // 2 if even else eq6_share(missing, primary, auxiliary), movable)
+        if share < 1:
+            return None
+        forecast = self.predictor.rollout_on_train(missing, primary, auxiliary, self.train.step)
+        return self._passed(Proposal(Direction.ROLLOUT_ON_TRAIN, ids, forecast, share))
+
+    def _active_primaries(self) -> int:
+        return sum(replica.active for replica in self.rollout.replicas[: self.rollout.num_primary])
+
+    def _train_on_rollout(self) -> Proposal | None:
+        plan, rollout, train = self.core.plan, self.rollout, self.train
+        if rollout.queue or rollout.credit() > 0 or rollout.round_open:
+            return None
+        if rollout.num_busy_primary and not self.length_aware:
+            return None
+        active = [r for r in rollout.replicas[: rollout.num_primary] if r.active and not r.syncing]
+        idle = tuple(replica.id for replica in active if not replica.groups)
+        auxiliary = len(idle) * plan.rollout_replica_gpus // plan.train_replica_gpus
+        if auxiliary < 1 or (not train.pending and train.last_segment()):
+            return None
+        segments, primary = self.remaining_work(), train.sides[PRIMARY].num_replicas
+        if not self.length_aware:
+            forecast = self.predictor.train_on_rollout(segments, primary, auxiliary)
+            return self._passed(Proposal(Direction.TRAIN_ON_ROLLOUT, idle, forecast))
+        forecast = self.predictor.train_on_rollout_hidden(segments, primary, auxiliary)
+        everybody = len(active) * plan.rollout_replica_gpus // plan.train_replica_gpus
+        if everybody > auxiliary:
+            most = self.predictor.train_on_rollout_hidden(segments, primary, everybody)
+            if forecast.gain_s < SUBSET_SHARE * most.gain_s:
+                return None
+        margin = MIN_GAIN_SHARE * self.predictor.train_s(segments, primary)
+        forecast = Forecast(forecast.gain_s, max(margin, 0.0))
+        return self._passed(Proposal(Direction.TRAIN_ON_ROLLOUT, idle, forecast))
+
+    def _passed(self, proposal: Proposal) -> Proposal | None:
+        forecast = proposal.forecast
+        if forecast.pays or not self.gated:
+            return proposal
+        self.core.actions.append(
+            GateDecision(self.core.next_serial(), proposal.direction, forecast.gain_s, forecast.threshold_s)
+        )
+        return None
+
+    def remaining_work(self) -> list[SegmentWork]:
+        """Return what the trainer still has to do in this step, as far as its groups are known.
+
+        A running pull counts by the share of its predicted time that is still to come.
+        """
+        train = self.train
+        works: list[SegmentWork] = []
+        for segment in train.segments[train.at :]:
+            current = segment.index == train.at
+            chunks = train.pending if current else range(segment.first, segment.last)
+            work = sum(train.chunks[chunk][0] for chunk in chunks)
+            longest = max((train.chunks[chunk][1] for chunk in chunks), default=0.0)
+            count = len(chunks)
+            running = train.sides[PRIMARY].running
+            if current and running is not None:
+                total = train.pull_s(running.kind, running.work, running.longest, running.num_replicas)
+                left = max(0.0, 1.0 - (self.core.now - train.sides[PRIMARY].since) / total) if total else 0.0
+                work += left * running.work
+                longest = max(longest, left * running.longest)
+                count += 1
+            works.append(SegmentWork(segment.kind, work, longest, count))
+        return works
+
+    # ------------------------------------------------------------ length-aware
+
+    def ask(self) -> bool:
+        """Ask every rollouter how far its samples are; return whether nobody has to be asked."""
+        holders = [replica for replica in self.rollout.replicas if replica.groups and not replica.lost]
+        self._ages = {}
+        self._open = {replica.id for replica in holders}
+        self._asked_in = self._period()
+        for replica in holders:
+            self.core.actions.append(RequestProgress(self.core.next_serial(), replica.id))
+        return not holders
+
+    def _known(self) -> bool:
+        """Return whether the ages are known; ask for them once per period if not."""
+        if self._asked_in != self._period():
+            self.ask()
+        return not self._open
+
+    def on_progress(self, event: Progress) -> bool:
+        """Take an answer; return whether it was the last one missing."""
+        if event.replica not in self._open:
+            return False
+        self._open.discard(event.replica)
+        for group, index, tokens in event.samples:
+            self._ages[group, index] = tokens
+        return not self._open
+
+    def forget(self, replica: int) -> bool:
+        """Expect no answer of a lost replica; return whether it was the last one missing."""
+        if replica not in self._open:
+            return False
+        self._open.discard(replica)
+        return not self._open
+
+    def _state(self) -> RolloutState:
+        rollout, n = self.rollout, self.rollout.n
+        ages = self._ages
+        running = []
+        for group in rollout.groups.values():
+            if group.unfinished:
+                tokens = group.tokens
+                running.append([ages.get((group.id, i), 0) for i in range(n) if i not in tokens])
+        for group, (indices, _), prefixes in rollout.queue:
+            ages.update({(group.id, i): prefix for i, prefix in zip(indices, prefixes, strict=True)})
+        room = self.core.plan.total_groups - rollout.issued + rollout.refunded
+        startable = max(0, min(rollout.startable(), room))
+        return RolloutState(
+            running,
+            startable,
+            min(self.core.plan.groups_per_step, max(1, room - startable)),
+            self.train.missing(),
+            n,
+            self.core.plan.group_slots * n,
+        )
+
+    def _train_s(self) -> float:
+        """Predict the trainer's time for a batch, publication included."""
+        plan = self.core.plan
+        key = min(self.train.step, len(plan.priors) - 1)
+        return self.predictor.batch_s(key) + plan.models.sync.seconds(plan.rollout_replicas)
+
+    def _second_s(self, state: RolloutState, schedule: list[Stretch], not_before_s: float) -> float:
+        models, prior = self.core.plan.models, self.core.plan.prior(self.train.step)
+        return (
+            outlook(
+                models.iteration,
+                models.limits,
+                prior,
+                state,
+                schedule,
+                train_s=self._train_s(),
+                not_before_s=not_before_s,
+            ).second_s
+            * self.predictor.rollout_factor
+        )
+
+    def _best_return(self, primary: int, auxiliary: int, enter_s: float) -> tuple[float, Forecast]:
+        """Return when auxiliary rollouters should leave (seconds from now), and what that gains."""
+        plan, state = self.core.plan, self._state()
+        models, prior = plan.models, plan.prior(self.train.step)
+        out_s = models.switch.rollout_on_train_out_s
+        alone_s = self._second_s(state, [(0.0, primary)], 0.0)
+        both: list[Stretch] = [(0.0, primary + auxiliary)]
+        if enter_s > 0.0:
+            both = [(0.0, primary), (enter_s, primary + auxiliary)]
+        look = outlook(models.iteration, models.limits, prior, state, both, train_s=self._train_s())
+        if inf in (look.ready_s, alone_s):
+            return 0.0, Forecast(0.0, 0.0)
+        best = (inf, 0.0)
+        for leave_s in sorted({max(enter_s, look.ready_s - share * out_s) for share in (0.0, 0.6, 1.0)}):
+            second_s = self._second_s(state, [*both, (leave_s, primary)], leave_s + out_s)
+            best = min(best, (second_s, leave_s))
+        return best[1], Forecast(alone_s - best[0], MIN_GAIN_SHARE * alone_s)
+
+    def keep_for_s(self, auxiliary: int) -> float | None:
+        """Return for how long an active lease should go on, None if it should end now."""
+        primary = self._active_primaries()
+        if primary < 1:
+            return MIN_REVIEW_S
+        out_s = self.core.plan.models.switch.rollout_on_train_out_s
+        state = self._state()
+        now_s = self._second_s(state, [(0.0, primary)], out_s)
+        leave_s, _ = self._best_return(primary, auxiliary, 0.0)
+        kept_s = self._second_s(state, [(0.0, primary + auxiliary), (leave_s, primary)], leave_s + out_s)
+        return max(leave_s, MIN_REVIEW_S) if kept_s < now_s else None

@@ -1,0 +1,1 @@
+"""Tests of bidirl; `make test` runs the base ones."""
