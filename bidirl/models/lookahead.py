@@ -17,7 +17,14 @@ from heapq import heappop, heappush
 from math import inf
 
 from bidirl.models.iteration import IterationModel
-from bidirl.models.makespan import GOLDEN, EngineCaps, LengthQuantiles, batch_cap
+from bidirl.models.makespan import (
+    GOLDEN,
+    GUMBEL_SHARE,
+    EngineCaps,
+    LengthQuantiles,
+    batch_cap,
+    quantile,
+)
 
 __all__ = ["Outlook", "RolloutState", "Stretch", "outlook"]
 
@@ -82,31 +89,42 @@ class _Fluid:
         self.ends: list[tuple[float, int, float]] = []
         """(token time of the end, group, context at the end) of running representatives."""
         self.left: list[int] = []
+        self._cohort(sum(map(len, state.running)))
         stride = self.weight
         position = stride / 2.0
         while position < len(state.running):
-            self._add([float(age) for age in state.running[int(position)]])
+            self._add(state.running[int(position)])
             position += stride
+        self._cohort(state.startable * self.n)
         self.waiting = round(state.startable / self.weight)
         self.per_step = max(1, round(state.per_step / self.weight))
         available = len(state.running) + state.startable
         self.need = min(1.0, state.need / available) * (len(self.left) + self.waiting) if available else 0.0
         """Representatives that make the next batch complete."""
 
-    def _add(self, ages: list[float]) -> None:
+    def _cohort(self, num_samples: float) -> None:
+        """Let the next representative stand for the longest of ``num_samples`` real samples."""
+        self.longest = 1.0 - GUMBEL_SHARE / max(1.0, num_samples)
+
+    def start_step(self) -> None:
+        """Let the groups of a publication wait for places."""
+        self.waiting += self.per_step
+        self._cohort(self.per_step * self.weight * self.n)
+
+    def _add(self, ages: Sequence[float]) -> None:
         group = len(self.left)
         self.left.append(len(ages))
         if not ages:
             self.done += 1
         quantiles, prompt = self.prior.quantiles, self.prior.prompt_mean_tokens
-        num = len(quantiles)
+        num, cap = len(quantiles), self.prior.max_tokens
         for age in ages:
             self.draw += 1
-            passed = bisect_right(quantiles, age)
-            level = (self.draw * GOLDEN) % 1.0
-            index = passed + int(level * (num - passed))
-            length = quantiles[index] if index < num else float(self.prior.max_tokens)
-            rest = max(1.0, length - age)
+            passed = bisect_right(quantiles, age) / num
+            level = self.longest or (self.draw * GOLDEN) % 1.0
+            self.longest = 0.0
+            level = passed + (1.0 - passed) * level
+            rest = max(1.0, quantile(quantiles, cap, level) - age)
             heappush(self.ends, (self.token + rest, group, prompt + age + rest))
             self.context += prompt + age
         self.alive += len(ages)
@@ -189,7 +207,7 @@ def outlook(
     second = fluid.need + fluid.per_step
     fluid.run(second, schedule, published_s)
     if fluid.done < second:
-        fluid.waiting += fluid.per_step
+        fluid.start_step()
         fluid.time_s = max(fluid.time_s, published_s)
         return Outlook(ready_s, max(published_s, fluid.run(second, schedule)))
     return Outlook(ready_s, published_s)

@@ -19,6 +19,7 @@ __all__ = [
     "LengthQuantiles",
     "batch_cap",
     "expected_max_tokens",
+    "quantile",
     "rollout_makespan_s",
     "trainer_makespan_s",
 ]
@@ -76,10 +77,10 @@ def _moments(quantiles: tuple[float, ...]) -> tuple[float, float]:
 @lru_cache(maxsize=256)
 def _levels(quantiles: tuple[float, ...], max_tokens: int, num: int) -> tuple[float, ...]:
     """Return the lengths at ``num`` evenly spaced levels of the law."""
-    return tuple(_quantile(quantiles, max_tokens, (j + 0.5) / num) for j in range(num))
+    return tuple(quantile(quantiles, max_tokens, (j + 0.5) / num) for j in range(num))
 
 
-def _quantile(quantiles: tuple[float, ...], max_tokens: float, p: float) -> float:
+def quantile(quantiles: tuple[float, ...], max_tokens: float, p: float) -> float:
     """Return tokens at probability ``p``, between midpoints linearly, beyond the last one by its tail.
 
     The tail is the mean of an exponential one (too short for a log-normal law) and a Pareto one (too long),
@@ -106,7 +107,7 @@ def expected_max_tokens(prior: LengthQuantiles, num_samples: float) -> float:
     """Return the expected longest of ``num_samples`` responses, in tokens."""
     if num_samples <= 1.0:
         return _moments(prior.quantiles)[0]
-    return _quantile(prior.quantiles, prior.max_tokens, 1.0 - GUMBEL_SHARE / num_samples)
+    return quantile(prior.quantiles, prior.max_tokens, 1.0 - GUMBEL_SHARE / num_samples)
 
 
 def batch_cap(limits: EngineCaps, prior: LengthQuantiles, samples_per_group: int = 1) -> int:
@@ -184,7 +185,7 @@ def rollout_makespan_s(
         context -= prompt + length
         if waited < num_waiting:
             waited += 1
-            tokens = _quantile(quantiles, prior.max_tokens, (waited * GOLDEN) % 1.0)
+            tokens = quantile(quantiles, prior.max_tokens, (waited * GOLDEN) % 1.0)
             heapreplace(heap, (now + tokens, tokens))
             context += prompt
             time_s += refill_s
@@ -215,7 +216,7 @@ def _start(
             age = by_age[int((j + 0.5) / num_running * len(by_age))]
             passed = bisect_left(quantiles, age) / len(quantiles)
             level = passed + (1.0 - passed) * (((j + 1) * GOLDEN) % 1.0)
-            places.append((max(1.0, _quantile(quantiles, cap, level) - age), age))
+            places.append((max(1.0, quantile(quantiles, cap, level) - age), age))
     return places
 
 

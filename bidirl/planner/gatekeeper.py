@@ -16,6 +16,9 @@ __all__ = ["Gatekeeper", "Proposal"]
 MIN_GAIN_SHARE = 0.01
 """Predicted gain, as a share of the time to the second next batch, below which a length-aware lease is not
 taken: the lookahead's representatives are not finer than that."""
+MIN_GAIN_OVER_COST = 0.1
+"""Predicted gain, as a share of the switch cost, below which a length-aware lease is not taken: a wrong
+lease loses in proportion to what it costs."""
 MIN_REVIEW_S = 0.5
 """Shortest time between two reviews of a lease; a review costs a round trip to every replica."""
 SUBSET_SHARE = 0.7
@@ -57,8 +60,8 @@ class Gatekeeper:
         """
         self._open: set[int] = set()
         """Replicas whose answer is missing."""
-        self._ages: dict[tuple[int, int], int] = {}
-        """(group, index) -> tokens, as of the last question."""
+        self._ages: dict[int, list[int]] = {}
+        """Group -> tokens of its running samples, as of the last question; ended samples are not in it."""
         self._asked_in: tuple[int, int, Phase] | None = None
         """Period in which the ages were asked for."""
 
@@ -93,15 +96,22 @@ class Gatekeeper:
         """Return the groups that levelling the loads would move, per primary, latest-started first."""
         rollout = self.rollout
         sources = [r for r in rollout.replicas[: rollout.num_primary] if r.active and not r.syncing]
-        total = sum(len(replica.groups) for replica in sources)
-        level = -(-total // (len(sources) + num_auxiliary)) if sources else 0
+        loads = [sum(map(self._load, replica.groups)) for replica in sources]
+        level = -(-sum(loads) // (len(sources) + num_auxiliary)) if sources else 0
         found: dict[int, list[int]] = {}
-        for replica in sources:
-            extra = len(replica.groups) - level
-            if extra > 0:
-                held = [group for group in replica.groups if group not in replica.leaving]
-                found[replica.id] = held[: -extra - 1 : -1]
+        for replica, load in zip(sources, loads, strict=True):
+            extra = load - level
+            for group in reversed(replica.groups):
+                if extra <= 0:
+                    break
+                if group not in replica.leaving and self._load(group):
+                    found.setdefault(replica.id, []).append(group)
+                    extra -= self._load(group)
         return found
+
+    def _load(self, group: int) -> int:
+        """Return what a group weighs on its replica: running samples where they are known, else 1."""
+        return len(self._ages[group]) if self.length_aware and group in self._ages else 1
 
     def _rollout_on_train(self) -> Proposal | None:
         plan, rollout = self.core.plan, self.rollout
@@ -148,8 +158,10 @@ class Gatekeeper:
             most = self.predictor.train_on_rollout_hidden(segments, primary, everybody)
             if forecast.gain_s < SUBSET_SHARE * most.gain_s:
                 return None
-        margin = MIN_GAIN_SHARE * self.predictor.train_s(segments, primary)
-        forecast = Forecast(forecast.gain_s, max(margin, 0.0))
+        switch = plan.models.switch
+        cost_s = switch.train_on_rollout_in_s + switch.train_on_rollout_out_s + switch.grad_s
+        margin_s = MIN_GAIN_SHARE * self.predictor.train_s(segments, primary)
+        forecast = Forecast(forecast.gain_s, max(margin_s, MIN_GAIN_OVER_COST * cost_s))
         return self._passed(Proposal(Direction.TRAIN_ON_ROLLOUT, idle, forecast))
 
     def _passed(self, proposal: Proposal) -> Proposal | None:
@@ -189,7 +201,7 @@ class Gatekeeper:
     def ask(self) -> bool:
         """Ask every rollouter how far its samples are; return whether nobody has to be asked."""
         holders = [replica for replica in self.rollout.replicas if replica.groups and not replica.lost]
-        self._ages = {}
+        self._ages = {group: [] for replica in holders for group in replica.groups}
         self._open = {replica.id for replica in holders}
         self._asked_in = self._period()
         for replica in holders:
@@ -207,8 +219,8 @@ class Gatekeeper:
         if event.replica not in self._open:
             return False
         self._open.discard(event.replica)
-        for group, index, tokens in event.samples:
-            self._ages[group, index] = tokens
+        for group, _, tokens in event.samples:
+            self._ages.setdefault(group, []).append(tokens)
         return not self._open
 
     def forget(self, replica: int) -> bool:
@@ -220,14 +232,16 @@ class Gatekeeper:
 
     def _state(self) -> RolloutState:
         rollout, n = self.rollout, self.rollout.n
-        ages = self._ages
+        queued: dict[int, list[int]] = {}
+        for group, _, prefixes in rollout.queue:
+            queued.setdefault(group.id, []).extend(prefixes)
         running = []
         for group in rollout.groups.values():
             if group.unfinished:
-                tokens = group.tokens
-                running.append([ages.get((group.id, i), 0) for i in range(n) if i not in tokens])
-        for group, (indices, _), prefixes in rollout.queue:
-            ages.update({(group.id, i): prefix for i, prefix in zip(indices, prefixes, strict=True)})
+                known = self._ages.get(group.id)
+                if known is None:
+                    known = [0] * (group.unfinished - len(queued.get(group.id, ())))
+                running.append(known + queued.get(group.id, []))
         room = self.core.plan.total_groups - rollout.issued + rollout.refunded
         startable = max(0, min(rollout.startable(), room))
         return RolloutState(
@@ -276,7 +290,9 @@ class Gatekeeper:
         for leave_s in sorted({max(enter_s, look.ready_s - share * out_s) for share in (0.0, 0.6, 1.0)}):
             second_s = self._second_s(state, [*both, (leave_s, primary)], leave_s + out_s)
             best = min(best, (second_s, leave_s))
-        return best[1], Forecast(alone_s - best[0], MIN_GAIN_SHARE * alone_s)
+        cost_s = enter_s + out_s
+        margin_s = max(MIN_GAIN_SHARE * alone_s, MIN_GAIN_OVER_COST * cost_s)
+        return best[1], Forecast(alone_s - best[0], margin_s)
 
     def keep_for_s(self, auxiliary: int) -> float | None:
         """Return for how long an active lease should go on, None if it should end now."""

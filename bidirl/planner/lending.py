@@ -38,6 +38,8 @@ class Lease:
     state: LeaseState = LeaseState.ENTERING
     share: int = 0
     """Groups that the auxiliary rollouters are to take."""
+    filled: bool = False
+    """Whether running samples have been moved to its auxiliary rollouters."""
     timer: int = 0
     """The timer that asks whether to go on."""
 
@@ -92,6 +94,9 @@ class Lender:
             self.core.gate_due = True
         elif lease.direction is Direction.ROLLOUT_ON_TRAIN and lease.state is LeaseState.ACTIVE:
             until_s = self.gatekeeper.keep_for_s(len(lease.replicas))
+            if not lease.filled and until_s is not None:
+                lease.filled = True
+                self._migrate(lease.share - self.gatekeeper.unstarted(), len(lease.replicas))
             if until_s is None:
                 self._empty(lease)
             else:
@@ -148,9 +153,10 @@ class Lender:
             replica.version = lease.version
             rollout.catch_up(replica)
         rollout.auxiliary_share = lease.share
-        self._migrate(lease.share - self.gatekeeper.unstarted(), len(lease.replicas))
         if self.length_aware:
             self._review()
+        else:
+            self._migrate(lease.share - self.gatekeeper.unstarted(), len(lease.replicas))
 
     def _migrate(self, wanted: int, num_auxiliary: int) -> None:
         """Ask ``wanted`` groups off the primaries, as far as moving them levels the loads."""
@@ -202,6 +208,8 @@ class Lender:
         """Return whether idle auxiliary rollouters still have something to wait for."""
         if self.rollout.auxiliary_share <= 0:
             return False
+        if self.length_aware and self.lease is not None and not self.lease.filled:
+            return True
         leaving = any(replica.leaving for replica in self.rollout.replicas)
         return leaving or bool(self.rollout.queue) or self.rollout.startable() > 0
 

@@ -13,7 +13,7 @@ from bidirl.planner.events import Action, Direction, Event
 from bidirl.planner.lending import Lender
 from bidirl.planner.plan import Plan
 from bidirl.planner.rollout import RolloutSide
-from bidirl.planner.train import Phase, TrainSide
+from bidirl.planner.train import AUXILIARY, Phase, TrainSide
 
 __all__ = ["Scheduler"]
 
@@ -81,6 +81,8 @@ class Scheduler:
             train.phase = Phase.DONE
             return
         train.settle()
+        if lender.lease is not None and train.sides[AUXILIARY].declines:
+            lender.settle()
         if core.gate_due or lender.time_shared:
             core.gate_due = False
             lender.consider()

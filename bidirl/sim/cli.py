@@ -155,7 +155,7 @@ def sweep(
 ) -> None:
     """Run a grid of jobs.
 
-    It goes on where an interrupted sweep of the same folder stopped, and computes only the cells that changed.
+    It goes on where an interrupted sweep of the same folder stopped, and computes only cells that changed.
     """
     from bidirl.sim.report import sweep_table, sweep_verdict
     from bidirl.sim.sweep import plan_sweep

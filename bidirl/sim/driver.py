@@ -5,6 +5,7 @@ event and the serial of its cause, packed into SimPy's priority, never by insert
 """
 
 from collections.abc import Callable
+from dataclasses import fields
 from heapq import heappush
 from math import inf
 from time import perf_counter
@@ -13,6 +14,7 @@ from typing import Any
 import simpy
 
 from bidirl.errors import InvariantBroken
+from bidirl.models.faults import Faults
 from bidirl.models.replica import Replica, Request
 from bidirl.planner import costs
 from bidirl.planner import events as ev
@@ -52,7 +54,9 @@ class Environment(simpy.Environment):
 class Driver:
     """Runs one plan on the simulated clock."""
 
-    def __init__(self, plan: Plan, workload: Workload, *, sink: Sink | None = None) -> None:
+    def __init__(
+        self, plan: Plan, workload: Workload, *, sink: Sink | None = None, faults: Faults | None = None
+    ) -> None:
         self.plan = plan
         self.workload = workload
         self.sink = sink
@@ -61,10 +65,9 @@ class Driver:
         self.recorder = Recorder(plan, self.scheduler)
         self.n = plan.samples_per_group
         self.num_primary = plan.rollout_replicas
-        models = plan.models
+        self.faults = faults
         self.replicas = [
-            Replica(models.iteration, models.limits)
-            for _ in range(plan.rollout_replicas + plan.auxiliary_rollouters)
+            self._engine(index) for index in range(plan.rollout_replicas + plan.auxiliary_rollouters)
         ]
         self.versions = [0] * len(self.replicas)
         self.posted: list[tuple[float, int]] = [(inf, 0)] * len(self.replicas)
@@ -78,6 +81,19 @@ class Driver:
         self.lease: ev.BeginLease | None = None
         self.lease_since = 0.0
         self.lease_entered = False
+        self.lease_released = False
+        self.newest = 0
+        """Newest version that a replica was asked to load: what a restarted one gets."""
+        self.down: dict[int, float] = {}
+        """Lost replicas, with the time of their loss."""
+        self.lives = [0] * len(self.replicas)
+        """Per replica: number of its life; a loss that was set for an earlier one is void."""
+        self.past_row = 0
+        """Spans before this row have ended."""
+        self.stale = [0] * len(self.replicas)
+        """Per replica: answers to actions up to this serial are void; it was lost since."""
+        self.stale_side = 0
+        """The same for pulls and merges of the auxiliary trainer side."""
         self.num_events = 0
         self.syncs: list[ev.SyncReplica] = []
         self._do: dict[type[Any], Callable[[Any], None]] = {
@@ -95,7 +111,15 @@ class Driver:
             ev.EndLease: self._end_lease,
             ev.GateDecision: lambda _: None,
             ev.SetTimer: self._set_timer,
+            ev.RestartReplica: self._restart,
         }
+
+    def _engine(self, index: int) -> Replica:
+        models = self.plan.models
+        iteration = (
+            models.iteration if self.faults is None else self.faults.iteration(models.iteration, index)
+        )
+        return Replica(iteration, models.limits)
 
     # -------------------------------------------------------------------- loop
 
@@ -103,6 +127,8 @@ class Driver:
         """Run the job to its end and return its record; InvariantBroken if it stalls."""
         start = perf_counter()
         self._post(0.0, ev.RunStarted())
+        for index in range(self.num_primary):
+            self._live(index)
         env, queue, done = self.env, self.env._queue, self.scheduler
         while not done.done:
             if not queue:
@@ -120,6 +146,28 @@ class Driver:
 
     def _fire(self, simpy_event: Any) -> None:
         self._handle(simpy_event._value)
+
+    def _fire_if_up(self, simpy_event: Any) -> None:
+        """Hand over what a replica reports, unless the replica was lost since it was asked."""
+        event: ev.Preempted = simpy_event._value
+        if event.cause > self.stale[event.replica]:
+            self._handle(event)
+
+    def _fire_if_lent(self, simpy_event: Any) -> None:
+        """Hand over what the auxiliary trainer side reports, unless it was lost; credit its lease."""
+        event, device_s = simpy_event._value
+        if event.cause <= self.stale_side and not isinstance(event, ev.BroadcastDone):
+            return
+        if self.lease is not None and not isinstance(event, ev.ChunkFailed):
+            self.recorder.lease_worked(self.lease.lease, device_s)
+        self._handle(event)
+
+    def _post_lent(self, start_s: float, end_s: float, event: Event) -> None:
+        """Post an event of work in which the auxiliary trainer side takes part."""
+        lent = self.lease.replicas if self.lease is not None else ()
+        num_gpus = sum(unit[2] for unit in self.recorder.side_units(1, lent))
+        priority = RANK[type(event)] << _RANK_SHIFT | event.cause
+        self.env.at(end_s, priority, self._fire_if_lent, (event, (end_s - start_s) * num_gpus))
 
     def _handle(self, event: Event) -> None:
         now = self.env.now
@@ -234,23 +282,22 @@ class Driver:
             samples.generated_tokens[seq] = tokens
             samples.last_version[seq] = self.versions[index]
         self.dirty.add(index)
-        self._post(
-            time_s,
-            ev.Preempted(
-                index,
-                tuple((seq // n, seq % n, tokens) for seq, tokens in unfinished),
-                tuple(
-                    (seq // n, seq % n, samples.response_tokens[seq], samples.prompt_tokens[seq])
-                    for seq in finished
-                ),
-                action.serial,
+        event = ev.Preempted(
+            index,
+            tuple((seq // n, seq % n, tokens) for seq, tokens in unfinished),
+            tuple(
+                (seq // n, seq % n, samples.response_tokens[seq], samples.prompt_tokens[seq])
+                for seq in finished
             ),
+            action.serial,
         )
+        self.env.at(time_s, RANK[ev.Preempted] << _RANK_SHIFT | action.serial, self._fire_if_up, event)
 
     def _progress(self, action: ev.RequestProgress) -> None:
         found = self.replicas[action.replica].progress(self.env.now)
         rows = tuple((seq // self.n, seq % self.n, tokens) for seq, tokens in found)
-        self._post(self.env.now, ev.Progress(action.replica, rows, action.serial))
+        event = ev.Progress(action.replica, rows, action.serial)
+        self.env.at(self.env.now, RANK[ev.Progress] << _RANK_SHIFT | action.serial, self._fire_if_up, event)
 
     def _score(self, action: ev.ScoreGroup) -> None:
         block = self._block(action.group)
@@ -264,6 +311,7 @@ class Driver:
     def _sync(self, syncs: list[ev.SyncReplica]) -> None:
         """Transfer one version to all replicas that were asked at once, starting when all have paused."""
         now = self.env.now
+        self.newest = max(self.newest, syncs[0].version)
         paused = []
         for action in syncs:
             paused.append(self.replicas[action.replica].pause(now))
@@ -272,11 +320,25 @@ class Driver:
         end_s = max(paused) + self.plan.models.sync.seconds(syncs[0].num_receivers)
         for action, pause_s in zip(syncs, paused, strict=True):
             self.recorder.span(*self.recorder.rollout_unit(action.replica), Activity.SYNC, pause_s, end_s)
-            priority = RANK[ev.SyncApplied] << _RANK_SHIFT | action.serial
-            self.env.at(end_s, priority, self._applied, action)
+            if self.faults is not None and self.faults.sync_fails(action.replica, action.serial):
+                priority = RANK[ev.SyncFailed] << _RANK_SHIFT | action.serial
+                self.env.at(end_s, priority, self._not_applied, action)
+            else:
+                priority = RANK[ev.SyncApplied] << _RANK_SHIFT | action.serial
+                self.env.at(end_s, priority, self._applied, action)
+
+    def _not_applied(self, simpy_event: Any) -> None:
+        action: ev.SyncReplica = simpy_event._value
+        if action.serial <= self.stale[action.replica]:
+            return
+        self.replicas[action.replica].resume(self.env.now, recompute=False)
+        self.dirty.add(action.replica)
+        self._handle(ev.SyncFailed(action.replica, action.version, action.serial))
 
     def _applied(self, simpy_event: Any) -> None:
         action: ev.SyncReplica = simpy_event._value
+        if action.serial <= self.stale[action.replica]:
+            return
         self.replicas[action.replica].resume(self.env.now, recompute=action.recompute)
         self.versions[action.replica] = action.version
         self.dirty.add(action.replica)
@@ -289,8 +351,6 @@ class Driver:
         units = self.recorder.side_units(side, lent)
         for unit in units:
             self.recorder.span(*unit, activity, start_s, end_s)
-        if side and self.lease is not None:
-            self.recorder.lease_worked(self.lease.lease, (end_s - start_s) * sum(unit[2] for unit in units))
 
     def _start_chunks(self, action: ev.StartChunks) -> None:
         now = self.env.now
@@ -299,25 +359,30 @@ class Driver:
             end_s += self.plan.models.trainer.pull_s(
                 action.kind.value, action.work, action.longest, action.num_replicas
             )
+        share = None if self.faults is None else self.faults.chunk_fails_at(action.side, action.serial)
+        kind = ev.ChunkFinished if share is None else ev.ChunkFailed
+        if share is not None:
+            end_s = now + share * (end_s - now)
         self._train_span(action.side, ACTIVITY_OF[action.kind], now, end_s)
-        self._post(
-            end_s,
-            ev.ChunkFinished(
-                action.side,
-                action.step,
-                action.segment,
-                action.first,
-                action.last,
-                action.attempt,
-                action.serial,
-            ),
+        event = kind(
+            action.side,
+            action.step,
+            action.segment,
+            action.first,
+            action.last,
+            action.attempt,
+            action.serial,
         )
+        if action.side:
+            self._post_lent(now, end_s, event)
+        else:
+            self._post(end_s, event)
 
     def _merge(self, action: ev.Merge) -> None:
         now = self.env.now
         end_s = now + costs.merge_s(self.plan, action)
         self._train_span(1, Activity.MERGE, now, end_s)
-        self._post(end_s, ev.Merged(action.step, action.segment, action.serial))
+        self._post_lent(now, end_s, ev.Merged(action.step, action.segment, action.serial))
 
     def _optimizer_step(self, action: ev.OptimizerStep) -> None:
         now = self.env.now
@@ -330,7 +395,7 @@ class Driver:
         end_s = now + self.plan.models.switch.broadcast_s
         for side in (0, 1):
             self._train_span(side, Activity.BROADCAST, now, end_s)
-        self._post(end_s, ev.BroadcastDone(action.step, action.update, action.serial))
+        self._post_lent(now, end_s, ev.BroadcastDone(action.step, action.update, action.serial))
 
     def _publish(self, action: ev.Publish) -> None:
         now = self.env.now
@@ -343,13 +408,17 @@ class Driver:
     def _lease_span(self, activity: Activity, start_s: float, end_s: float) -> None:
         assert self.lease is not None
         for replica in self.lease.replicas:
-            self.recorder.span(*self.recorder.rollout_unit(replica), activity, start_s, end_s)
+            if replica not in self.down:
+                self.recorder.span(*self.recorder.rollout_unit(replica), activity, start_s, end_s)
 
     def _begin_lease(self, action: ev.BeginLease) -> None:
         now = self.env.now
-        self.lease, self.lease_since, self.lease_entered = action, now, False
+        self.lease, self.lease_since, self.lease_entered, self.lease_released = action, now, False, False
         self.recorder.lease_began(action, now)
         end_s = now + costs.enter_s(self.plan, action)
+        if self.faults is not None and self.faults.lease_fails(action.lease):
+            self._fail_lease(action, end_s)
+            return
         event = ev.LeaseEntered(action.lease, action.serial)
         self.env.at(end_s, RANK[ev.LeaseEntered] << _RANK_SHIFT | action.serial, self._entered, event)
 
@@ -365,7 +434,26 @@ class Driver:
         if lease.direction is Direction.ROLLOUT_ON_TRAIN:
             for replica in lease.replicas:
                 self.versions[replica] = lease.version
+                self._live(replica)
+        elif lease.direction is Direction.TRAIN_ON_ROLLOUT and self.faults is not None:
+            lifetime_s = self.faults.side_lifetime_s(lease.lease)
+            if lifetime_s != inf:
+                self._lose_side(now + lifetime_s, lease)
         self._handle(event)
+
+    def _fail_lease(self, lease: ev.BeginLease, time_s: float) -> None:
+        priority = RANK[ev.LeaseFailed] << _RANK_SHIFT | lease.serial
+        self.env.at(time_s, priority, self._lease_failed, lease)
+
+    def _lease_failed(self, simpy_event: Any) -> None:
+        lease: ev.BeginLease = simpy_event._value
+        if self.lease is not lease or self.lease_entered:
+            return  # revoked while it was entering
+        now = self.env.now
+        self._lease_span(Activity.SWITCH_IN, self.lease_since, now)
+        self.recorder.lease_changed(ev.LeaseReturned(lease.lease, lease.serial), now)
+        self.lease = None
+        self._handle(ev.LeaseFailed(lease.lease, lease.serial))
 
     def _end_lease(self, action: ev.EndLease) -> None:
         now, lease = self.env.now, self.lease
@@ -376,6 +464,7 @@ class Driver:
             share = (now - self.lease_since) / needed if needed else 1.0
             self._lease_span(Activity.SWITCH_IN, self.lease_since, now)
             self.lease_entered = True
+        self.lease_released = True
         self.recorder.lease_changed(action, now)
         end_s = now + costs.return_s(self.plan, lease.direction, share)
         self._lease_span(Activity.SWITCH_OUT, now, end_s)
@@ -393,13 +482,102 @@ class Driver:
 
     def _take_busy(self, lease: ev.BeginLease) -> None:
         for replica in lease.replicas:
-            unit = self.recorder.rollout_unit(replica)
-            for start_s, end_s in self.replicas[replica].take_busy():
-                self.recorder.span(*unit, Activity.GENERATE, start_s, end_s)
-                self.recorder.lease_worked(lease.lease, (end_s - start_s) * unit[2])
+            self._generated(replica)
+
+    def _generated(self, index: int) -> None:
+        """Write the spans in which a replica has generated, up to now, and credit its lease."""
+        unit, now, lease = self.recorder.rollout_unit(index), self.env.now, self.lease
+        for start_s, end_s in self.replicas[index].take_busy():
+            self.recorder.span(*unit, Activity.GENERATE, start_s, min(end_s, now))
+            if index >= self.num_primary and lease is not None:
+                self.recorder.lease_worked(lease.lease, (min(end_s, now) - start_s) * unit[2])
 
     def _set_timer(self, action: ev.SetTimer) -> None:
         self._post(self.env.now + action.delay_s, ev.TimerFired(action.timer, action.serial))
+
+    # ------------------------------------------------------------------ faults
+
+    def _live(self, index: int) -> None:
+        """Set the end of a primary replica's life, or of an auxiliary one's inside a lease."""
+        if self.faults is None:
+            return
+        if index < self.num_primary:
+            lifetime_s = self.faults.replica_lifetime_s(index, self.lives[index])
+        else:
+            assert self.lease is not None
+            lifetime_s = self.faults.auxiliary_lifetime_s(index, self.lease.lease)
+        if lifetime_s != inf:
+            priority = RANK[ev.ReplicaLost] << _RANK_SHIFT | index
+            payload = index, self.lives[index], self.lease
+            self.env.at(self.env.now + lifetime_s, priority, self._lose, payload)
+
+    def _lose(self, simpy_event: Any) -> None:
+        index, life, lease = simpy_event._value
+        auxiliary_idle = index >= self.num_primary and (self.lease is not lease or self.lease_released)
+        if index in self.down or life != self.lives[index] or auxiliary_idle:
+            return
+        now = self.env.now
+        self.stale[index] = self.scheduler.core.serial
+        self.lives[index] += 1
+        self.causes[index].clear()
+        self.replicas[index].pause(now)
+        self._cut((index,), now)
+        self._generated(index)
+        self.down[index] = now
+        self._account(index)
+        self.replicas[index] = self._engine(index)
+        self.dirty.add(index)
+        lent = self.lease
+        if lent is not None and lent.direction is Direction.TRAIN_ON_ROLLOUT and index in lent.replicas:
+            if self.lease_entered:
+                self._lose_side(now, lent)
+            else:
+                self._fail_lease(lent, now)
+        self._handle(ev.ReplicaLost(index))
+
+    def _lose_side(self, time_s: float, lease: ev.BeginLease) -> None:
+        self.env.at(time_s, RANK[ev.SideLost] << _RANK_SHIFT, self._side_lost, lease)
+
+    def _side_lost(self, simpy_event: Any) -> None:
+        if self.lease is not simpy_event._value or self.lease_released:
+            return
+        self.stale_side = self.scheduler.core.serial
+        self._cut(self.lease.replicas, self.env.now, keep=Activity.BROADCAST)
+        self._handle(ev.SideLost(1))
+
+    def _restart(self, action: ev.RestartReplica) -> None:
+        assert self.faults is not None
+        priority = RANK[ev.ReplicaJoined] << _RANK_SHIFT | action.serial
+        self.env.at(self.env.now + self.faults.config.restart_s, priority, self._joined, action)
+
+    def _joined(self, simpy_event: Any) -> None:
+        action: ev.RestartReplica = simpy_event._value
+        index, now = action.replica, self.env.now
+        self._down_span(index, now)
+        self.versions[index] = self.newest
+        if index < self.num_primary:
+            self._live(index)
+        self._handle(ev.ReplicaJoined(index, self.newest, action.serial))
+
+    def _down_span(self, index: int, now: float) -> None:
+        self.recorder.span(*self.recorder.rollout_unit(index), Activity.DOWN, self.down.pop(index), now)
+
+    def _cut(self, replicas: tuple[int, ...], now: float, keep: Activity | None = None) -> None:
+        """End the spans that replicas are in; an unfinished sync has no start that counts."""
+        spans = self.recorder.record.spans
+        units = {self.recorder.rollout_unit(index)[:2] for index in replicas}
+        ends_s = spans.end_s
+        while self.past_row < len(ends_s) and ends_s[self.past_row] <= now:
+            self.past_row += 1
+        for row in range(self.past_row, len(ends_s)):
+            if ends_s[row] > now and (spans.owner[row], spans.unit[row]) in units and spans.activity[row] != keep:
+                ends_s[row] = spans.start_s[row] if spans.activity[row] == Activity.SYNC else now
+
+    def _account(self, index: int) -> None:
+        record, replica = self.recorder.record, self.replicas[index]
+        record.decode_tokens += replica.decode_tokens
+        record.recomputed_tokens += replica.recomputed_tokens
+        record.recompute_s += replica.recompute_s
 
     # --------------------------------------------------------------------- end
 
@@ -413,9 +591,16 @@ class Driver:
             for seq, tokens in replica.progress(now):
                 samples.generated_tokens[seq] = tokens
                 samples.last_version[seq] = self.versions[index]
-            unit = self.recorder.rollout_unit(index)
-            for start_s, end_s in replica.take_busy():
-                self.recorder.span(*unit, Activity.GENERATE, start_s, min(end_s, now))
-            record.decode_tokens += replica.decode_tokens
-            record.recomputed_tokens += replica.recomputed_tokens
-            record.recompute_s += replica.recompute_s
+            self._generated(index)
+            if index in self.down:
+                self._down_span(index, now)
+            self._account(index)
+        spans = record.spans
+        for row, end_s in enumerate(spans.end_s):
+            if end_s > now:  # still going on; an unfinished sync has no start that counts
+                spans.end_s[row] = spans.start_s[row] if spans.activity[row] == Activity.SYNC else now
+        kept = [row for row, end_s in enumerate(spans.end_s) if end_s > spans.start_s[row]]
+        if len(kept) < len(spans.end_s):
+            for column in fields(spans):
+                values = getattr(spans, column.name)
+                values[:] = [values[row] for row in kept]
