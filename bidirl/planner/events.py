@@ -31,6 +31,7 @@ __all__ = [
     "LeaseEntered",
     "LeaseFailed",
     "LeaseReturned",
+    "LendingStopped",
     "Merge",
     "Merged",
     "OptimizerStep",
@@ -221,6 +222,17 @@ class GateDecision:
     direction: Direction
     gain_s: float
     threshold_s: float
+
+
+@dataclass(slots=True)
+class LendingStopped:
+    """Lending in a direction cost more than it gave too often; said once, for the journal and the report."""
+
+    serial: int
+    direction: Direction
+    num_losses: int
+    gave_s: float
+    cost_s: float
 
 
 @dataclass(slots=True)
@@ -458,6 +470,7 @@ Action = (
     | BeginLease
     | EndLease
     | GateDecision
+    | LendingStopped
     | SetTimer
     | RestartReplica
 )

@@ -74,6 +74,13 @@ class Gatekeeper:
         """Note the end of a lease."""
         self._closed_in[direction] = self._period()
 
+    def stop(self, direction: Direction) -> None:
+        """Lend no more in a direction."""
+        if direction is Direction.ROLLOUT_ON_TRAIN:
+            self.lends_train = False
+        else:
+            self.lends_rollout = False
+
     def _rests(self, direction: Direction) -> bool:
         return self._closed_in.get(direction) == self._period()
 
@@ -116,11 +123,11 @@ class Gatekeeper:
     def _rollout_on_train(self) -> Proposal | None:
         plan, rollout = self.core.plan, self.rollout
         missing = min(self.train.missing(), rollout.groups_in_flight() + max(0, rollout.startable()))
-        auxiliary = plan.auxiliary_rollouters
+        ids = tuple(replica.id for replica in rollout.replicas[rollout.num_primary :] if not replica.lost)
+        auxiliary = len(ids)
         primary = self._active_primaries()
         if missing <= 0 or auxiliary < 1 or primary < 1 or rollout.round_open:
             return None
-        ids = tuple(range(rollout.num_primary, len(rollout.replicas)))
         movable = self.unstarted() + sum(map(len, self.movable(auxiliary).values()))
         if self.length_aware:
             if movable < 1 or not self._known():

@@ -7,8 +7,17 @@ One lease at a time; opposite leases therefore never coexist. States: entering (
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from bidirl.planner.budget import Budget
 from bidirl.planner.core import Core
-from bidirl.planner.events import BeginLease, Direction, EndLease, Progress, SetTimer, TimerFired
+from bidirl.planner.events import (
+    BeginLease,
+    Direction,
+    EndLease,
+    LendingStopped,
+    Progress,
+    SetTimer,
+    TimerFired,
+)
 from bidirl.planner.gatekeeper import Gatekeeper, Proposal
 from bidirl.planner.policy import Placement, Split
 from bidirl.planner.rollout import Rollouter, RolloutSide
@@ -40,6 +49,8 @@ class Lease:
     """Groups that the auxiliary rollouters are to take."""
     filled: bool = False
     """Whether running samples have been moved to its auxiliary rollouters."""
+    wanted_s: float | None = None
+    """When its owner first had to wait for the devices."""
     timer: int = 0
     """The timer that asks whether to go on."""
 
@@ -55,6 +66,7 @@ class Lender:
         self.gatekeeper = Gatekeeper(core, rollout, train)
         self.length_aware = plan.policy.split is Split.LENGTH_AWARE
         self.num_timers = 0
+        self.budget = Budget()
         self.lease: Lease | None = None
         self.num_leases = 0
         self.time_shared = plan.placement is Placement.COLOCATED
@@ -93,10 +105,11 @@ class Lender:
         if lease is None:
             self.core.gate_due = True
         elif lease.direction is Direction.ROLLOUT_ON_TRAIN and lease.state is LeaseState.ACTIVE:
-            until_s = self.gatekeeper.keep_for_s(len(lease.replicas))
+            num_active = sum(self.rollout.replicas[number].active for number in lease.replicas)
+            until_s = self.gatekeeper.keep_for_s(num_active) if num_active else None
             if not lease.filled and until_s is not None:
                 lease.filled = True
-                self._migrate(lease.share - self.gatekeeper.unstarted(), len(lease.replicas))
+                self._migrate(lease.share - self.gatekeeper.unstarted(), num_active)
             if until_s is None:
                 self._empty(lease)
             else:
@@ -114,6 +127,8 @@ class Lender:
                 replica.active = replica.accepting = False
         else:
             self.train.sides[PRIMARY].may_pull = False
+        self.rollout.auxiliary_tokens = 0
+        self.train.sides[AUXILIARY].worked_s = 0.0
         self.core.actions.append(
             BeginLease(
                 self.core.next_serial(),
@@ -149,6 +164,8 @@ class Lender:
         rollout = self.rollout
         for number in lease.replicas:
             replica = rollout.replicas[number]
+            if replica.lost:
+                continue
             replica.active = replica.accepting = True
             replica.version = lease.version
             rollout.catch_up(replica)
@@ -170,6 +187,10 @@ class Lender:
         lease = self.lease
         if lease is None:
             return
+        if lease.wanted_s is None and (
+            self.train.batch_ready() or self.rollout.published > self.rollout.confirmed
+        ):
+            lease.wanted_s = self.core.now
         match lease.direction:
             case Direction.ROLLOUT_ON_TRAIN:
                 self._settle_rollout_on_train(lease)
@@ -191,7 +212,8 @@ class Lender:
         if lease.state is LeaseState.ACTIVE and wanted_back:
             self._empty(lease)
         idle = all(not replica.groups and not replica.syncing for replica in replicas)
-        if idle and (lease.state is LeaseState.EMPTYING or not self._work_ahead()):
+        gone = not any(replica.active for replica in replicas)
+        if idle and (lease.state is LeaseState.EMPTYING or gone or not self._work_ahead()):
             self._return(lease)
 
     def _empty(self, lease: Lease) -> None:
@@ -258,6 +280,8 @@ class Lender:
         if lease is None or lease.id != lease_id:
             return
         self.lease = None
+        if not self.time_shared:
+            self._account(lease)
         self.gatekeeper.closed(lease.direction)
         self.core.gate_due = True
         if lease.direction is Direction.ROLLOUT_ON_TRAIN:
@@ -266,10 +290,46 @@ class Lender:
         for number in lease.replicas:
             self._give_back(self.rollout.replicas[number])
 
+    def _account(self, lease: Lease) -> None:
+        plan, gatekeeper = self.core.plan, self.gatekeeper
+        cost_s = 0.0 if lease.wanted_s is None else self.core.now - lease.wanted_s
+        gave_s = self.train.sides[AUXILIARY].worked_s
+        if lease.direction is Direction.ROLLOUT_ON_TRAIN:
+            batch_s = gatekeeper.predictor.rollout_s(
+                plan.groups_per_step, plan.rollout_replicas, self.train.step
+            )
+            batch_tokens = plan.groups_per_step * self.rollout.n * plan.prior(self.train.step).mean_tokens
+            gave_s = self.rollout.auxiliary_tokens / batch_tokens * batch_s
+        if gatekeeper.gated and self.budget.account(lease.direction, gave_s, cost_s):
+            gatekeeper.stop(lease.direction)
+            losses = self.budget.losses[lease.direction]
+            self.core.actions.append(
+                LendingStopped(self.core.next_serial(), lease.direction, losses, gave_s, cost_s)
+            )
+
     def _give_back(self, replica: Rollouter) -> None:
         if not replica.lost:
             replica.active = replica.accepting = True
             self.rollout.catch_up(replica)
+
+    def has_lent(self, replica: int) -> bool:
+        """Return whether a lease lets a primary rollout replica play the trainer's role."""
+        lease = self.lease
+        return (
+            lease is not None
+            and lease.direction is not Direction.ROLLOUT_ON_TRAIN
+            and replica in lease.replicas
+        )
+
+    def on_side_lost(self) -> None:
+        """Give back, as soon as nothing of them is in use, the devices of a trainer side that is gone."""
+        lease = self.lease
+        if (
+            lease is not None
+            and lease.direction is Direction.TRAIN_ON_ROLLOUT
+            and lease.state is LeaseState.ACTIVE
+        ):
+            lease.state = LeaseState.EMPTYING
 
     def on_failed(self, lease_id: int) -> None:
         """Take a role change that did not work as one that is over."""

@@ -5,7 +5,14 @@ A driver tells when devices were busy (``span``); everything else is read off ev
 
 from math import nan
 
-from bidirl.planner.events import BeginLease, EndLease, LeaseEntered, LeaseReturned, SegmentKind
+from bidirl.planner.events import (
+    BeginLease,
+    EndLease,
+    LeaseEntered,
+    LeaseReturned,
+    LendingStopped,
+    SegmentKind,
+)
 from bidirl.planner.plan import Plan
 from bidirl.planner.policy import BatchOrder, Expiry, Placement, VersionMode
 from bidirl.planner.scheduler import Scheduler
@@ -51,7 +58,7 @@ class Recorder:
         self._since = 0.0
         self._parts: dict[str, float] = {}
         self._step = 0
-        self._blocked = False
+        self._released = 0
         self._train_start = nan
         self._batch_ready = nan
         self._lease_row: dict[int, int] = {}
@@ -144,10 +151,10 @@ class Recorder:
                     self._train_start = now
                 self._batch_ready = now
             self._state, self._since = state, now
-        blocked = scheduler.rollout.trainer_blocked
-        if self._blocked and not blocked:
+        released = scheduler.rollout.published - scheduler.rollout.trainer_blocked
+        if released > self._released:  # in one event, perhaps: there may be nobody to wait for
+            self._released = released
             self._publish(now)
-        self._blocked = blocked
 
     def _publish(self, now: float) -> None:
         parts = self._parts
@@ -194,6 +201,14 @@ class Recorder:
         leases.predicted_gain_s.append(action.gain_s)
         leases.threshold_s.append(action.threshold_s)
         leases.useful_device_s.append(0.0)
+
+    def stopped(self, action: LendingStopped) -> None:
+        """Note that lending in a direction has stopped itself."""
+        self.record.notes.append(
+            f"{action.direction.value} stopped at step {self.scheduler.train.step} after "
+            f"{action.num_losses} leases that cost more than they gave "
+            f"(the last: {action.gave_s:.1f} s for {action.cost_s:.1f} s)"
+        )
 
     def lease_changed(self, item: LeaseEntered | EndLease | LeaseReturned, now: float) -> None:
         """Note a lease's next state."""

@@ -98,6 +98,10 @@ class RolloutSide:
         self.num_scoring = 0
         self.auxiliary_share = 0
         """Groups that auxiliary rollouters may still take in this lease."""
+        self.auxiliary_tokens = 0
+        """Tokens that auxiliary rollouters have generated in this lease."""
+        self._prefixes: dict[tuple[int, int], int] = {}
+        """(auxiliary replica, group) -> tokens that its samples had when they came."""
         self.max_groups = plan.policy.max_concurrency
         self.restarts = plan.policy.in_flight is InFlight.RESTART and not self.pinned
         self._turn = 0
@@ -175,6 +179,8 @@ class RolloutSide:
         serial = core.next_serial()
         if replica.auxiliary:
             self.auxiliary_share -= 1
+            key = replica.id, group.id
+            self._prefixes[key] = self._prefixes.get(key, 0) + sum(prefixes)
         elif not replica.groups:
             self.num_busy_primary += 1
         held = group.places.get(replica.id)
@@ -214,9 +220,14 @@ class RolloutSide:
         if held is None or held[1] != event.cause:
             return
         self._release(self.replicas[event.replica], group)
+        if event.replica >= self.num_primary:
+            self._book(event.replica, event.group, sum(event.tokens))
         group.prompt_tokens = event.prompt_tokens
         group.tokens.update(zip(event.indices, event.tokens, strict=True))
         self._count(group)
+
+    def _book(self, replica: int, group: int, tokens: int) -> None:
+        self.auxiliary_tokens += tokens - self._prefixes.pop((replica, group), 0)
 
     def _count(self, group: Group) -> None:
         group.unfinished = self.n - len(group.tokens)
@@ -265,6 +276,11 @@ class RolloutSide:
             group.tokens[index] = tokens
             group.prompt_tokens = prompt
             touched[number] = None
+        if replica.auxiliary:
+            for number in touched:
+                here = [tokens for _, tokens in left.get(number, ())]
+                here += [tokens for found, _, tokens, _ in event.finished if found == number]
+                self._book(replica.id, number, sum(here))
         back: list[tuple[Group, Place, tuple[int, ...]]] = []
         for number in sorted(touched):
             group = self.groups[number]
@@ -408,11 +424,11 @@ class RolloutSide:
             self.round_open.discard(replica_id)
             self.close_round()
 
-    def on_joined(self, replica_id: int, version: int) -> None:
-        """Take a replica back with an empty engine."""
+    def on_joined(self, replica_id: int, version: int, *, lent: bool) -> None:
+        """Take a replica back with an empty engine; a ``lent`` one generates when its lease is over."""
         replica = self.replicas[replica_id]
         replica.lost, replica.version = False, version
-        if not replica.auxiliary:
+        if not replica.auxiliary and not lent:
             replica.active = replica.accepting = True
             self.catch_up(replica)
 

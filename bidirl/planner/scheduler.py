@@ -9,11 +9,11 @@ from typing import Any, assert_never
 
 from bidirl.planner import events as ev
 from bidirl.planner.core import Core
-from bidirl.planner.events import Action, Direction, Event
+from bidirl.planner.events import Action, Event
 from bidirl.planner.lending import Lender
 from bidirl.planner.plan import Plan
 from bidirl.planner.rollout import RolloutSide
-from bidirl.planner.train import AUXILIARY, Phase, TrainSide
+from bidirl.planner.train import Phase, TrainSide
 
 __all__ = ["Scheduler"]
 
@@ -48,8 +48,8 @@ class Scheduler:
             ev.SyncFailed: lambda event: self.rollout.on_sync_failed(event.replica),
             ev.TimerFired: self.lender.on_timer,
             ev.ReplicaLost: lambda event: self.rollout.on_lost(event.replica),
-            ev.ReplicaJoined: lambda event: self.rollout.on_joined(event.replica, event.version),
-            ev.SideLost: lambda _: self.train.on_side_lost(),
+            ev.ReplicaJoined: self._on_joined,
+            ev.SideLost: self._on_side_lost,
             ev.CoefficientsUpdated: self._on_coefficients,
         }
 
@@ -69,7 +69,14 @@ class Scheduler:
         return core.actions
 
     def _settle(self) -> None:
-        """Carry every consequence of the event through, in a fixed order."""
+        """Carry every consequence of the event through, in a fixed order, until nothing is left to do."""
+        core = self.core
+        while True:
+            self._pass()
+            if not core.gate_due or self.done:
+                return
+
+    def _pass(self) -> None:
         core, rollout, train, lender = self.core, self.rollout, self.train, self.lender
         if train.phase is Phase.PUBLISHING and not self._trainer_owes_devices():
             rollout.publish(train.step + 1)
@@ -81,13 +88,11 @@ class Scheduler:
             train.phase = Phase.DONE
             return
         train.settle()
-        if lender.lease is not None and train.sides[AUXILIARY].declines:
-            lender.settle()
         if core.gate_due or lender.time_shared:
             core.gate_due = False
             lender.consider()
         rollout.fill()
-        if lender.lease is not None and lender.lease.direction is Direction.ROLLOUT_ON_TRAIN:
+        if lender.lease is not None and not lender.time_shared:
             lender.settle()
 
     def _trainer_owes_devices(self) -> bool:
@@ -132,6 +137,14 @@ class Scheduler:
 
     def _on_updated(self, event: ev.Updated) -> None:
         self.train.on_updated(event)
+
+    def _on_joined(self, event: ev.ReplicaJoined) -> None:
+        lent = self.lender.has_lent(event.replica)
+        self.rollout.on_joined(event.replica, event.version, lent=lent)
+
+    def _on_side_lost(self, _: ev.SideLost) -> None:
+        self.train.on_side_lost()
+        self.lender.on_side_lost()
 
     def _on_coefficients(self, event: ev.CoefficientsUpdated) -> None:
         self.lender.gatekeeper.predictor.rollout_factor = event.rollout_factor

@@ -62,8 +62,10 @@ class Side:
     """Finished chunks of the current segment that the primary does not hold yet."""
     merging: bool = False
     """Whether ``results`` are on their way to the primary."""
+    worked_s: float = 0.0
+    """Seconds that the primary side would have needed for what this side has done in its lease."""
     declines: bool = False
-    """Whether it leaves the rest of the step to the other side, to be back in its role in time."""
+    """Whether it leaves the rest of the step to the other side, to return in time."""
 
 
 class TrainSide:
@@ -87,7 +89,7 @@ class TrainSide:
         self.splits_tail = plan.policy.split is not Split.EVEN
         switch = plan.models.switch
         self.leave_s = 0.0
-        """What the auxiliary side still has to do after its last chunk of a step, while the primary trains."""
+        """What the auxiliary side still has to do after its last chunk of a step."""
         if plan.policy.split is Split.LENGTH_AWARE:
             self.leave_s = switch.grad_s + switch.train_on_rollout_out_s
         self.batch: list[Group] = []
@@ -291,9 +293,12 @@ class TrainSide:
         side = self.sides[event.side]
         if side.running is None or side.running.serial != event.cause:
             return
-        side.running = None
+        side_pull, side.running = side.running, None
         self.unfinished -= event.last - event.first
         if event.side == AUXILIARY:
+            primary = self.sides[PRIMARY].num_replicas
+            pull = side_pull
+            side.worked_s += self.pull_s(pull.kind, pull.work, pull.longest, primary)
             side.results.extend(range(event.first, event.last))
         if self.unfinished == 0:
             self._end_segment()

@@ -140,5 +140,7 @@ class RunRecord:
     """Tokens prefilled again after engine preemption, resume or a weight sync."""
     recompute_s: float = 0.0
     num_events: int = 0
+    notes: list[str] = field(default_factory=list)
+    """What the run has to say for itself: lending that stopped, replicas that were lost."""
     wall_s: float = 0.0
     """Wall-clock seconds that the run took to compute."""
