@@ -79,6 +79,7 @@ class UnevenDriver(Driver):
         if not self.apply_spread_s:
             super()._sync(syncs)
             return
+        self.newest = max(self.newest, syncs[0].version)
         for action in syncs:
             index = action.replica
             pause_s = self.replicas[index].pause(self.env.now)
@@ -88,7 +89,10 @@ class UnevenDriver(Driver):
                 pause_s + self.plan.models.sync.seconds(action.num_receivers) + index * self.apply_spread_s
             )
             self.recorder.span(*self.recorder.rollout_unit(index), Activity.SYNC, pause_s, end_s)
-            self.env.at(end_s, ev.RANK[ev.SyncApplied] << 48 | action.serial, self._applied, action)
+            fails = self.faults is not None and self.faults.sync_fails(index, action.serial)
+            rank = ev.RANK[ev.SyncFailed if fails else ev.SyncApplied]
+            then = self._not_applied if fails else self._applied
+            self.env.at(end_s, rank << 48 | action.serial, then, action)
 
 
 def run(

@@ -40,6 +40,7 @@ class Run:
     """Both tables, by group."""
 
     published_s: tuple[float, ...]
+    train_start_s: tuple[float, ...]
     groups: tuple[Group, ...]
 
     def version_at(self, time_s: float) -> int:
@@ -50,7 +51,7 @@ class Run:
 def read_run(folder: Path) -> Run:
     """Read the two tables of a run's folder."""
     with (folder / "steps.csv").open(newline="") as file:
-        published = tuple(float(row["published_s"]) for row in csv.DictReader(file))
+        steps = list(csv.DictReader(file))
     rows: dict[int, list[dict[str, str]]] = {}
     with (folder / "samples.csv").open(newline="") as file:
         for row in csv.DictReader(file):
@@ -68,7 +69,10 @@ def read_run(folder: Path) -> Run:
         )
         for number, samples in sorted(rows.items())
     ]
-    return Run(published, tuple(groups))
+    published, started = (
+        tuple(float(row[name]) for row in steps) for name in ("published_s", "train_start_s")
+    )
+    return Run(published, started, tuple(groups))
 
 
 def problems(
@@ -137,9 +141,10 @@ def _batches(run: Run, batch: int, issue_order: bool) -> Iterator[str]:
 
 def _lag(run: Run, bound: Fraction, pinned: bool, issue_order: bool) -> Iterator[str]:
     for group in run.groups:
-        out = run.version_at(group.finish_s)
-        if max(group.last_versions) > out:
-            yield f"group {group.number} used version {max(group.last_versions)}, {out} were out"
+        # A replica may load a version before the last one has it, but not before the version was trained.
+        begun = bisect_right(run.train_start_s, group.finish_s)
+        if max(group.last_versions) > begun:
+            yield f"group {group.number} used version {max(group.last_versions)}, {begun} steps had begun"
         if not pinned and min(group.versions) < run.version_at(group.start_s):
             yield f"group {group.number} started on version {min(group.versions)}, a newer one was out"
         step = max(group.steps)

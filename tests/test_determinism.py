@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bidirl.planner.events import Event, from_json, to_json
+from bidirl.planner.events import CoefficientsUpdated, Event, from_json, to_json
 from bidirl.planner.plan import Plan
 from bidirl.planner.policy import preset
 from bidirl.planner.scheduler import Scheduler
@@ -86,6 +86,17 @@ def test_replay_gives_the_same_actions(case: Case) -> None:
         for action in actions:
             assert from_json(json.loads(json.dumps(to_json(action)))) == action
     assert scheduler.done
+
+
+@given(case=cases(lending=True))
+def test_nothing_is_left_undone(case: Case) -> None:
+    """After each event everything that can start has started: an event without content leads to nothing."""
+    journal, _ = journal_of(case.plan, case.workload, case.apply_spread_s)
+    scheduler = Scheduler(case.plan)
+    for time_s, event, actions in journal:
+        now = float.fromhex(time_s)
+        assert scheduler.handle(event, now) == actions
+        assert scheduler.done or scheduler.handle(CoefficientsUpdated(1.0, 1.0), now) == []
 
 
 def test_listening_changes_nothing() -> None:

@@ -205,7 +205,7 @@ MALFORMED: list[tuple[str, str, str]] = [
     (
         "staleness = 0.1",
         'expiry = "wait"',
-        ':21: policy.expiry = "wait": the scheduler does not carry it out yet',
+        "expiry = wait waits for old groups, batch_order = ready_first would not take them",
     ),
     ("staleness = 0.1", "chunk_groups = 65", ":21: policy.chunk_groups = 65: exceeds the 64 groups"),
     ("staleness = 0.1", 'version_mode = "pinned"', ":21: policy: version_mode = pinned fixes the batches"),

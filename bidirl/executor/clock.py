@@ -14,13 +14,14 @@ from asyncio import events
 from collections import deque
 from collections.abc import Callable, Coroutine
 from heapq import heappop, heappush
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, TypeVarTuple
 
 from bidirl.errors import InvariantBroken
 
 __all__ = ["Clock", "RealClock", "Timer", "VirtualClock", "VirtualLoop", "run_virtual"]
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 _log = logging.getLogger(__name__)
 
 
@@ -68,6 +69,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._settling: list[asyncio.Future[None]] = []
         self._running = False
         self._closed = False
+        self._error: BaseException | None = None
 
     # ------------------------------------------------------------ what asyncio needs
 
@@ -89,7 +91,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._timers.clear()
 
     def call_soon(
-        self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
         handle = asyncio.Handle(callback, args, self, context)
         self._soon.append(handle)
@@ -98,8 +100,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def call_later(
         self,
         delay: float,
-        callback: Callable[..., object],
-        *args: Any,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
         return self.call_at(self._now + delay, callback, *args, context=context)
@@ -107,8 +109,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def call_at(
         self,
         when: float,
-        callback: Callable[..., object],
-        *args: Any,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
         handle = asyncio.TimerHandle(when, callback, args, self, context)
@@ -133,7 +135,12 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return asyncio.Task(coro, loop=self, name=name, context=context)
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        _log.error("%s", context.get("message"), exc_info=context.get("exception"))
+        """Keep the first error of a callback; the loop raises it."""
+        error = context.get("exception")
+        if self._error is None and isinstance(error, BaseException):
+            self._error = error
+        else:
+            _log.error("%s", context.get("message"))
 
     # ------------------------------------------------------------------ the loop
 
@@ -148,6 +155,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
         Raises:
             InvariantBroken: everything waits and no timer is left.
+            BaseException: what a callback raised.
         """
         task = asyncio.ensure_future(future, loop=self)
         self._running = True
@@ -170,6 +178,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             handle = soon.popleft()
             if not handle.cancelled():
                 handle._run()
+                if self._error is not None:
+                    error, self._error = self._error, None
+                    raise error
 
     def _due(self) -> bool:
         """Make the timers of this instant ready; return whether there were any."""
@@ -230,7 +241,7 @@ class RealClock:
         return self._loop.call_at(self._start_s + time_s / self._speed, call, *args)
 
     async def settle(self) -> None:
-        return
+        await asyncio.sleep(0)
 
 
 def run_virtual(
@@ -241,7 +252,7 @@ def run_virtual(
     Raises:
         InvariantBroken: everything waits and nothing will happen, or a task outlived ``main``.
     """
-    loop = VirtualLoop(shuffle=shuffle)
+    loop = VirtualLoop(shuffle=shuffle)  # type: ignore[abstract]  # what is left out is I/O
     task = loop.create_task(main(VirtualClock(loop)))
     try:
         result = loop.run_until_complete(task)

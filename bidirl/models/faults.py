@@ -14,7 +14,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from bidirl.models.iteration import IterationModel
 
-__all__ = ["Faults", "FaultsConfig", "SlowIteration"]
+__all__ = ["COLOCATED_LOSS", "Faults", "FaultsConfig", "SlowIteration"]
+
+COLOCATED_LOSS = (
+    "faults.replica_mtbf_s={}: a colocated job loses the trainer with the device: "
+    "use placement = disaggregated or leave it out"
+)
+"""Message of the drivers: where the roles take turns, a lost replica is a lost job."""
 
 
 class FaultsConfig(BaseModel):

@@ -15,6 +15,7 @@ Source: vLLM V1 ``vllm/v1/core/sched/scheduler.py`` (semantics; code ours), desi
 """
 
 from collections.abc import Collection, Sequence
+from copy import copy
 from dataclasses import dataclass
 from math import inf
 
@@ -63,6 +64,18 @@ class Replica:
         self._busy: list[tuple[float, float]] = []
         self._busy_reported_s = -inf
         self._marks: list[tuple[float, Mark, int]] = []
+
+    def twin(self) -> "Replica":
+        """Return an independent engine in the same state, with the same left to be drained."""
+        self._drain(self._state)
+        twin = copy(self)
+        twin._state = self._state.copy()
+        # a look-ahead may share these two, a twin that lives on may not
+        twin._state.queue = list(self._state.queue)
+        twin._state.turns = dict(self._state.turns)
+        twin._ahead = None
+        twin._finished, twin._busy, twin._marks = list(self._finished), list(self._busy), list(self._marks)
+        return twin
 
     # -- events -------------------------------------------------------------------------------------
 

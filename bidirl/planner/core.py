@@ -27,6 +27,8 @@ class Group:
     prompt_tokens: int = 0
     attempt: int = 0
     filtered: bool = False
+    expired: bool = False
+    """Cancelled: dropped as soon as its samples have left their replicas."""
 
 
 @dataclass(slots=True)

@@ -24,6 +24,7 @@ __all__ = [
     "ChunkFinished",
     "CoefficientsUpdated",
     "Direction",
+    "DropGroup",
     "EndLease",
     "Event",
     "Filtered",
@@ -120,6 +121,15 @@ class ScoreGroup:
 
     serial: int
     group: int
+
+
+@dataclass(slots=True)
+class DropGroup:
+    """Forget a group: it will never be trained. ``cause`` is the ledger's word for it."""
+
+    serial: int
+    group: int
+    cause: str
 
 
 @dataclass(slots=True)
@@ -461,6 +471,7 @@ Action = (
     | Preempt
     | RequestProgress
     | ScoreGroup
+    | DropGroup
     | StartChunks
     | Merge
     | OptimizerStep

@@ -1,6 +1,7 @@
 """When a lease is proposed: who is idle, what would be lent, and what the gate says."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from math import inf
 
 from bidirl.models.lookahead import RolloutState, Stretch, outlook
@@ -50,6 +51,10 @@ class Gatekeeper:
         self.lends_train = lending in (Lending.ROLLOUT_ON_TRAIN, Lending.BOTH)
         self.lends_rollout = lending in (Lending.TRAIN_ON_ROLLOUT, Lending.BOTH)
         self.gated = plan.policy.gate is not Gate.NONE
+        self.foresee: Callable[[Proposal], Forecast] | None = None
+        """For the oracle: what a simulation of both branches with the true lengths says."""
+        self.forced: bool | None = None
+        """Inside such a simulation: the answer to the next question; then the models decide."""
         self.split = plan.policy.split
         self.length_aware = self.split is Split.LENGTH_AWARE
         self._closed_in: dict[Direction, tuple[int, int, Phase]] = {}
@@ -161,7 +166,7 @@ class Gatekeeper:
             return self._passed(Proposal(Direction.TRAIN_ON_ROLLOUT, idle, forecast))
         forecast = self.predictor.train_on_rollout_hidden(segments, primary, auxiliary)
         everybody = len(active) * plan.rollout_replica_gpus // plan.train_replica_gpus
-        if everybody > auxiliary:
+        if everybody > auxiliary and self.foresee is None:
             most = self.predictor.train_on_rollout_hidden(segments, primary, everybody)
             if forecast.gain_s < SUBSET_SHARE * most.gain_s:
                 return None
@@ -173,6 +178,12 @@ class Gatekeeper:
 
     def _passed(self, proposal: Proposal) -> Proposal | None:
         forecast = proposal.forecast
+        if self.forced is not None:
+            taken, self.forced = self.forced, None
+            return proposal if taken else None
+        if self.foresee is not None:
+            forecast = self.foresee(proposal)
+            proposal = replace(proposal, forecast=forecast)
         if forecast.pays or not self.gated:
             return proposal
         self.core.actions.append(

@@ -5,6 +5,7 @@ from collections import Counter
 from bidirl.errors import InvariantBroken
 from bidirl.planner.events import Direction
 from bidirl.planner.lending import LeaseState
+from bidirl.planner.policy import AdmissionRule
 from bidirl.planner.scheduler import Scheduler
 from bidirl.planner.train import AUXILIARY, PRIMARY, Phase
 
@@ -51,6 +52,8 @@ def _check_samples(scheduler: Scheduler) -> None:
     for group in rollout.groups.values():
         held = [index for indices, _ in group.places.values() for index in indices]
         placed = len(held) + queued[group.id] + len(group.tokens)
+        if group.expired:
+            continue  # its samples are leaving
         if placed != rollout.n or len(set(held)) != len(held) or set(held) & set(group.tokens):
             _fail(
                 scheduler,
@@ -74,7 +77,9 @@ def _check_ledger(scheduler: Scheduler) -> None:
             f"{rollout.issued} != {train.num_trained} + {len(train.batch)} + {len(rollout.ready)} + "
             f"{len(rollout.groups)} + {rollout.refunded}",
         )
-    limit = scheduler.plan.admission.limit(rollout.confirmed)
+    limit = rollout.limit
+    if scheduler.plan.policy.admission is AdmissionRule.COUNTING:
+        limit = scheduler.plan.admission.limit(rollout.confirmed)
     if rollout.issued - rollout.refunded > limit:
         _fail(
             scheduler,

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 from bidirl.errors import InputError
 from bidirl.models.architecture import ModelConfig
 from bidirl.models.cluster import ClusterConfig
+from bidirl.models.faults import FaultsConfig
 from bidirl.planner.config_errors import section_problems
 from bidirl.planner.config_file import ConfigFile, dotted, nearest, read_config
 from bidirl.planner.job_rules import JobParts, cross_problems, resolve_placement
@@ -32,6 +33,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "policy": PolicyConfig,
     "engine": EngineConfig,
     "models": ModelsConfig,
+    "faults": FaultsConfig,
 }
 REQUIRED = ("cluster", "model", "workload")
 EXACT: frozenset[KeyPath] = frozenset({("policy", "staleness")})
@@ -57,6 +59,7 @@ class Job:
     policy: PolicyConfig
     engine: EngineConfig
     models: ModelsConfig
+    faults: FaultsConfig
     base_dir: Path = field(default=Path(), compare=False)
     """Folder of the job file."""
     notices: tuple[str, ...] = field(default=(), compare=False)

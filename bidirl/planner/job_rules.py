@@ -6,6 +6,7 @@ from typing import Any
 
 from bidirl.models.architecture import ModelConfig
 from bidirl.models.cluster import ClusterConfig
+from bidirl.models.faults import FaultsConfig
 from bidirl.planner.config_file import ConfigFile, show
 from bidirl.planner.policy import (
     PINNED_BY_PRESET,
@@ -36,6 +37,7 @@ class JobParts:
     policy: PolicyConfig
     engine: EngineConfig
     models: ModelsConfig
+    faults: FaultsConfig
 
     @property
     def is_colocated(self) -> bool:

@@ -13,6 +13,9 @@ from bidirl.planner.events import (
     BeginLease,
     Direction,
     EndLease,
+    LeaseEntered,
+    LeaseFailed,
+    LeaseReturned,
     LendingStopped,
     Progress,
     SetTimer,
@@ -143,9 +146,9 @@ class Lender:
 
     # ------------------------------------------------------------------ states
 
-    def on_entered(self, lease_id: int) -> None:
+    def on_entered(self, event: LeaseEntered) -> None:
         """Put the lent devices to work."""
-        lease = self._current(lease_id, LeaseState.ENTERING)
+        lease = self._current(event.lease, LeaseState.ENTERING)
         if lease is None:
             return
         lease.state = LeaseState.ACTIVE
@@ -274,10 +277,10 @@ class Lender:
             self.train.sides[PRIMARY].may_pull = False
         self.core.actions.append(EndLease(self.core.next_serial(), lease.id))
 
-    def on_returned(self, lease_id: int) -> None:
+    def on_returned(self, event: LeaseReturned | LeaseFailed) -> None:
         """Let the owner have its devices back."""
         lease = self.lease
-        if lease is None or lease.id != lease_id:
+        if lease is None or lease.id != event.lease:
             return
         self.lease = None
         if not self.time_shared:
@@ -331,9 +334,14 @@ class Lender:
         ):
             lease.state = LeaseState.EMPTYING
 
-    def on_failed(self, lease_id: int) -> None:
+    def on_failed(self, event: LeaseFailed) -> None:
         """Take a role change that did not work as one that is over."""
-        self.on_returned(lease_id)
+        self.on_returned(event)
+
+    def on_replica_lost(self, replica: int) -> None:
+        """Expect no answer of a replica that is gone."""
+        if self.gatekeeper.forget(replica):
+            self._answered()
 
     def _current(self, lease_id: int, state: LeaseState) -> Lease | None:
         lease = self.lease

@@ -18,6 +18,7 @@ __all__ = [
     "PINNED_BY_PRESET",
     "PRESETS",
     "SUPPORTED",
+    "AdmissionRule",
     "BatchOrder",
     "Dispatch",
     "Expiry",
@@ -86,16 +87,33 @@ class BatchOrder(StrEnum):
     """Of the complete groups, those issued first."""
 
 
+class AdmissionRule(StrEnum):
+    """How run-ahead is counted (frameworks.md; needs.md, staleness conventions)."""
+
+    COUNTING = "counting"
+    """Cumulative: started groups less refunds stay below ``A(v) = floor((v + 1 + s) * B)``."""
+    BUDGET_AT_SYNC = "budget_at_sync"
+    """Renewed at each sync: what is in flight or waits then, and new ones, at most ``floor((1 + s) * B)``.
+
+    Source: verl fully_async, ``max_required_samples`` less the backlog at the sync.
+    """
+    BUDGET_DOUBLE_COUNTED = "budget_double_counted"
+    """The same, with complete groups that wait for the trainer counted twice.
+
+    Source: verl-project/verl#7938, #7940: finished tasks that were not yet reaped.
+    """
+
+
 class Expiry(StrEnum):
     """What happens to a group that has become too old."""
 
     NEVER = "never"
     DROP = "drop"
-    """Dropped when a batch would consume it."""
+    """Dropped when a batch would consume it with a lag above ``ceil(s)``."""
     CANCEL = "cancel"
-    """Cancelled at the version change."""
+    """Cancelled, in flight or complete, once no later batch could take it with a lag within ``ceil(s)``."""
     WAIT = "wait"
-    """Training waits for it."""
+    """Training waits for it rather than letting its lag exceed ``ceil(s)``."""
 
 
 class Dispatch(StrEnum):
@@ -123,6 +141,11 @@ class Gate(StrEnum):
     """Running averages of observed times promise a gain above the switch costs."""
     MODELS = "models"
     """The stage-time models promise it."""
+    ORACLE = "oracle"
+    """Both branches are simulated with the true lengths to the second next publication.
+
+    A bound on what foresight is worth; it exists in the simulator only.
+    """
 
 
 class Split(StrEnum):
@@ -168,6 +191,7 @@ class PolicyConfig(BaseModel):
     gate: Gate = Gate.NONE
     split: Split = Split.EQ6
     merge: Merge = Merge.ACCUMULATED
+    admission: AdmissionRule = AdmissionRule.COUNTING
     expiry: Expiry = Expiry.NEVER
     concurrency_groups_per_replica: Count | None = None
     """Groups that one rollout replica holds at a time; without it only the engine's limits count."""
@@ -184,6 +208,21 @@ class PolicyConfig(BaseModel):
             raise ValueError(
                 f"version_mode = pinned fixes the batches by group number, batch_order = {self.batch_order} "
                 'does not: set batch_order = "issue_order"'
+            )
+        if self.expiry is Expiry.WAIT and self.batch_order is BatchOrder.READY_FIRST:
+            raise ValueError(
+                "expiry = wait waits for old groups, batch_order = ready_first would not take them: "
+                'set batch_order = "oldest_first"'
+            )
+        if self.expiry is Expiry.WAIT and self.admission is not AdmissionRule.COUNTING:
+            raise ValueError(
+                "expiry = wait relies on the counting rule for old groups to fit one batch: "
+                'set admission = "counting"'
+            )
+        if self.version_mode is VersionMode.PINNED and self.admission is not AdmissionRule.COUNTING:
+            raise ValueError(
+                f"version_mode = pinned needs the counting rule, admission = {self.admission} is not: "
+                'set admission = "counting"'
             )
         if self.version_mode is VersionMode.PINNED and self.expiry is not Expiry.NEVER:
             raise ValueError(
@@ -209,6 +248,17 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "train_on_rollout": {**_BORROW, "lending": "train_on_rollout"},
     "bidirl": {**_BORROW, "lending": "both"},
     "bidirl_length_aware": {**_BORROW, "lending": "both", "split": "length_aware"},
+    "oracle": {"lending": "both", "split": "length_aware", "gate": "oracle"},
+    # Source: frameworks.md section 2.3: one group is the unit, 16 of them per replica, mini-batches stream.
+    "verl_fully_async": {
+        "granularity": "streamed",
+        "admission": "budget_at_sync",
+        "concurrency_groups_per_replica": 16,
+    },
+    # Source: frameworks.md section 4: counting bound, batches by creation time, round robin over servers.
+    "areal": {"batch_order": "oldest_first", "dispatch": "round_robin"},
+    # Source: frameworks.md section 5: oldest step first; what grows older than ceil(ratio) is aborted.
+    "roll": {"batch_order": "oldest_first", "expiry": "cancel"},
 }
 """Preset name -> the choices in which it differs from the defaults of ``PolicyConfig``."""
 
@@ -227,10 +277,11 @@ SUPPORTED: Mapping[str, frozenset[StrEnum]] = {
     "batch_order": frozenset(BatchOrder),
     "dispatch": frozenset(Dispatch),
     "lending": frozenset(Lending),
-    "gate": frozenset({Gate.NONE, Gate.MODELS}),
+    "gate": frozenset({Gate.NONE, Gate.MODELS, Gate.ORACLE}),
     "split": frozenset(Split),
     "merge": frozenset({Merge.ACCUMULATED, Merge.ORDERED}),
-    "expiry": frozenset({Expiry.NEVER}),
+    "admission": frozenset(AdmissionRule),
+    "expiry": frozenset(Expiry),
 }
 """Values that the scheduler carries out, per choice."""
 

@@ -7,6 +7,7 @@ from math import nan
 
 from bidirl.planner.events import (
     BeginLease,
+    DropGroup,
     EndLease,
     LeaseEntered,
     LeaseReturned,
@@ -31,7 +32,7 @@ def _enforced(plan: Plan) -> tuple[str, ...]:
     """Return which of admission, lag and span the policy guarantees (design.md section 5)."""
     policy = plan.policy
     names = ["admission"]
-    if policy.batch_order is BatchOrder.ISSUE_ORDER and policy.expiry is Expiry.NEVER:
+    if policy.expiry is not Expiry.NEVER or policy.batch_order is BatchOrder.ISSUE_ORDER:
         names.append("lag")
     if policy.version_mode is VersionMode.PINNED or policy.staleness == 0:
         names.append("span")
@@ -130,6 +131,10 @@ class Recorder:
         samples.finish_s[sample] = finish_s
         samples.generated_tokens[sample] = samples.response_tokens[sample]
         samples.last_version[sample] = version
+
+    def group_dropped(self, action: DropGroup) -> None:
+        """Note that the scheduler has dropped a group."""
+        self.dropped(action.group, action.cause)
 
     def dropped(self, group: int, cause: str) -> None:
         """Note that a group will never be trained."""

@@ -6,18 +6,22 @@ from heapq import heappop, heappush
 from bidirl.errors import InvariantBroken
 from bidirl.planner.core import Core, Group, Place
 from bidirl.planner.events import (
+    DropGroup,
     Filtered,
     Preempt,
     Preempted,
     Publish,
+    Published,
     RestartReplica,
     Rewarded,
     SamplesFinished,
     ScoreGroup,
     StartSamples,
+    SyncApplied,
+    SyncFailed,
     SyncReplica,
 )
-from bidirl.planner.policy import Dispatch, InFlight, VersionMode
+from bidirl.planner.policy import AdmissionRule, Dispatch, InFlight, VersionMode
 
 __all__ = ["RolloutSide", "Rollouter"]
 
@@ -230,6 +234,9 @@ class RolloutSide:
         self.auxiliary_tokens += tokens - self._prefixes.pop((replica, group), 0)
 
     def _count(self, group: Group) -> None:
+        if group.expired:
+            self._forget(group)
+            return
         group.unfinished = self.n - len(group.tokens)
         if group.unfinished == 0:
             if self.core.plan.scoring:
@@ -286,7 +293,7 @@ class RolloutSide:
             group = self.groups[number]
             restarts = number in replica.restarting
             self._release(replica, group)
-            if number in left:
+            if number in left and not group.expired:
                 indices, prefixes = zip(*left[number], strict=True)
                 if restarts:
                     prefixes = (0,) * len(indices)
@@ -295,6 +302,38 @@ class RolloutSide:
             self._count(group)
         self.queue.extendleft(reversed(back))
         self.core.gate_due = True
+
+    def expire(self, oldest: int, *, running: bool) -> None:
+        """Drop ready groups older than version ``oldest``; cancel those in flight too if ``running``."""
+        for group in [group for group in self.ready.values() if group.version < oldest]:
+            del self.ready[group.id]
+            self._drop(group, "expired")
+        if not running:
+            return
+        old = [group for group in self.groups.values() if group.version < oldest and group.unfinished]
+        for group in old:
+            group.expired = True
+        if not old:
+            return
+        self.queue = deque(entry for entry in self.queue if not entry[0].expired)
+        for replica in self.replicas:
+            held = tuple(
+                sorted(g.id for g in replica.groups.values() if g.expired and g.id not in replica.leaving)
+            )
+            self.preempt(replica, held)
+        for group in old:
+            self._forget(group)
+
+    def _forget(self, group: Group) -> None:
+        """Drop a cancelled group once none of its samples is on a replica."""
+        if group.expired and not group.places and group.id in self.groups:
+            del self.groups[group.id]
+            self._drop(group, "expired")
+
+    def _drop(self, group: Group, cause: str) -> None:
+        self.refunded += 1
+        self.core.gate_due = True
+        self.core.actions.append(DropGroup(self.core.next_serial(), group.id, cause))
 
     def train(self, groups: list[Group]) -> None:
         """Hand ready groups over to the trainer."""
@@ -309,6 +348,7 @@ class RolloutSide:
         self.trainer_blocked = True
         self.advance()
         if self.pinned and not (self.round_open and self.round_version == version):
+            self.trainer_blocked = True  # until it lies ready, also where nobody was there to receive it
             self.core.actions.append(Publish(self.core.next_serial(), version))
 
     def advance(self) -> bool:
@@ -368,8 +408,9 @@ class RolloutSide:
         else:
             self.note_load(replica)
 
-    def on_sync_applied(self, replica_id: int, version: int) -> None:
+    def on_sync_applied(self, event: SyncApplied) -> None:
         """Take a replica's confirmation; the last one of a round opens the credit of its version."""
+        replica_id, version = event.replica, event.version
         replica = self.replicas[replica_id]
         if replica.syncing:
             replica.syncing = False
@@ -387,9 +428,9 @@ class RolloutSide:
             self.round_open.discard(replica_id)
             self.close_round()
 
-    def on_sync_failed(self, replica_id: int) -> None:
+    def on_sync_failed(self, event: SyncFailed) -> None:
         """Try again: the replica still runs the old version, and the round still waits for it."""
-        replica = self.replicas[replica_id]
+        replica = self.replicas[event.replica]
         if replica.syncing:
             replica.syncing = False
             self.num_syncing -= 1
@@ -401,7 +442,7 @@ class RolloutSide:
         if self.round_open or self.confirmed == self.round_version:
             return
         self.confirmed = self.round_version
-        self.limit = self.core.plan.admission.limit(self.confirmed)
+        self._renew_limit()
         self.core.gate_due = True
         if self.confirmed == self.published:
             self.trainer_blocked = False
@@ -416,7 +457,10 @@ class RolloutSide:
             indices = group.places[replica_id][0]
             group.attempt += 1
             self._release(replica, group)
-            back.append((group, (indices, 0), (0,) * len(indices)))
+            if group.expired:
+                self._forget(group)
+            else:
+                back.append((group, (indices, 0), (0,) * len(indices)))
         self.queue.extendleft(reversed(back))
         self.core.actions.append(RestartReplica(self.core.next_serial(), replica_id))
         self.core.gate_due = True
@@ -432,7 +476,18 @@ class RolloutSide:
             replica.active = replica.accepting = True
             self.catch_up(replica)
 
-    def on_published(self, version: int) -> None:
+    def _renew_limit(self) -> None:
+        plan = self.core.plan
+        if plan.policy.admission is AdmissionRule.COUNTING:
+            self.limit = plan.admission.limit(self.confirmed)
+            return
+        backlog = len(self.groups) + len(self.ready)
+        if plan.policy.admission is AdmissionRule.BUDGET_DOUBLE_COUNTED:
+            backlog += len(self.ready)
+        used = self.issued - self.refunded
+        self.limit = max(used, used - backlog + plan.admission.limit(0))
+
+    def on_published(self, event: Published) -> None:
         """Let the trainer go on once its version lies ready for replicas that still drain."""
-        if version == self.published:
+        if event.version == self.published:
             self.trainer_blocked = False

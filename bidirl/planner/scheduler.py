@@ -35,19 +35,19 @@ class Scheduler:
             ev.Progress: self.lender.on_progress,
             ev.Rewarded: self.rollout.on_scored,
             ev.Filtered: self.rollout.on_scored,
-            ev.LeaseEntered: lambda event: self.lender.on_entered(event.lease),
-            ev.LeaseReturned: lambda event: self.lender.on_returned(event.lease),
-            ev.LeaseFailed: lambda event: self.lender.on_failed(event.lease),
+            ev.LeaseEntered: self.lender.on_entered,
+            ev.LeaseReturned: self.lender.on_returned,
+            ev.LeaseFailed: self.lender.on_failed,
             ev.ChunkFinished: self.train.on_chunk_finished,
             ev.ChunkFailed: self.train.on_chunk_failed,
-            ev.Merged: lambda _: self.train.on_merged(),
-            ev.Updated: self._on_updated,
-            ev.BroadcastDone: lambda _: self.train.on_broadcast_done(),
-            ev.Published: lambda event: self.rollout.on_published(event.version),
-            ev.SyncApplied: lambda event: self.rollout.on_sync_applied(event.replica, event.version),
-            ev.SyncFailed: lambda event: self.rollout.on_sync_failed(event.replica),
+            ev.Merged: self.train.on_merged,
+            ev.Updated: self.train.on_updated,
+            ev.BroadcastDone: self.train.on_broadcast_done,
+            ev.Published: self.rollout.on_published,
+            ev.SyncApplied: self.rollout.on_sync_applied,
+            ev.SyncFailed: self.rollout.on_sync_failed,
             ev.TimerFired: self.lender.on_timer,
-            ev.ReplicaLost: lambda event: self.rollout.on_lost(event.replica),
+            ev.ReplicaLost: self._on_lost,
             ev.ReplicaJoined: self._on_joined,
             ev.SideLost: self._on_side_lost,
             ev.CoefficientsUpdated: self._on_coefficients,
@@ -67,6 +67,12 @@ class Scheduler:
         if self.started:
             self._settle()
         return core.actions
+
+    def resume(self) -> list[Action]:
+        """Go on in a copy that was made while a lease was being weighed; return what to do."""
+        self.core.gate_due = True
+        self._settle()
+        return self.core.actions
 
     def _settle(self) -> None:
         """Carry every consequence of the event through, in a fixed order, until nothing is left to do."""
@@ -135,8 +141,9 @@ class Scheduler:
         self.started = True
         self.core.gate_due = True
 
-    def _on_updated(self, event: ev.Updated) -> None:
-        self.train.on_updated(event)
+    def _on_lost(self, event: ev.ReplicaLost) -> None:
+        self.rollout.on_lost(event.replica)
+        self.lender.on_replica_lost(event.replica)
 
     def _on_joined(self, event: ev.ReplicaJoined) -> None:
         lent = self.lender.has_lent(event.replica)

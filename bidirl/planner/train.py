@@ -4,19 +4,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import islice
+from math import ceil
 
 from bidirl.planner.core import Core, Group
 from bidirl.planner.events import (
     Broadcast,
+    BroadcastDone,
     ChunkFailed,
     ChunkFinished,
     Merge,
+    Merged,
     OptimizerStep,
     SegmentKind,
     StartChunks,
     Updated,
 )
-from bidirl.planner.policy import BatchOrder, Granularity, Split
+from bidirl.planner.policy import BatchOrder, Expiry, Granularity, Split
 from bidirl.planner.rollout import RolloutSide
 
 __all__ = ["Phase", "Segment", "Side", "TrainSide"]
@@ -81,6 +84,8 @@ class TrainSide:
         self.sides = (Side(plan.train_replicas, may_pull=plan.train_gpus > 0), Side())
         self.streamed = plan.policy.granularity is Granularity.STREAMED
         self.order = plan.policy.batch_order
+        self.expiry = plan.policy.expiry
+        self.max_lag = ceil(plan.policy.staleness)
         self.groups_per_update = plan.groups_per_step // plan.mini_batches
         self.need = self.groups_per_update if self.streamed else plan.groups_per_step
         """Groups that must be ready before training starts or goes on."""
@@ -129,8 +134,10 @@ class TrainSide:
             number += 1
 
     def _ready_groups(self) -> list[Group]:
+        if self.expiry in (Expiry.DROP, Expiry.CANCEL):
+            self.rollout.expire(self.step - self.max_lag, running=False)
         ready, need = self.rollout.ready, self.need
-        if len(ready) < need:
+        if len(ready) < need or self._overdue():
             return []
         match self.order:
             case BatchOrder.READY_FIRST:
@@ -141,8 +148,17 @@ class TrainSide:
                 chosen = list(islice(self._in_order(), need))
                 return chosen if len(chosen) == need else []
 
+    def _overdue(self) -> int:
+        """Return how many groups in flight must be trained in this step lest they grow too old."""
+        if self.expiry is not Expiry.WAIT:
+            return 0
+        return sum(group.version <= self.step - self.max_lag for group in self.rollout.groups.values())
+
     def missing(self) -> int:
         """Return how many groups the trainer still waits for."""
+        overdue = self._overdue()
+        if overdue:
+            return overdue
         if self.order is BatchOrder.ISSUE_ORDER:
             return self.need - len(list(islice(self._in_order(), self.need)))
         return max(0, self.need - len(self.rollout.ready))
@@ -157,6 +173,8 @@ class TrainSide:
 
     def _take(self, groups: list[Group]) -> None:
         self.rollout.train(groups)
+        if self.expiry is Expiry.CANCEL and len(self.batch) + len(groups) == self.core.plan.groups_per_step:
+            self.rollout.expire(self.step + 1 - self.max_lag, running=True)
         if self.order is BatchOrder.ISSUE_ORDER:
             self.cursor = groups[-1].id + 1
         work_of = self.core.plan.models.trainer.sample_work
@@ -353,7 +371,7 @@ class TrainSide:
             Merge(self.core.next_serial(), self.step, segment.index, segment.kind, chunks, tokens)
         )
 
-    def on_merged(self) -> None:
+    def on_merged(self, _: Merged) -> None:
         """Go on after the auxiliary side's results have arrived."""
         side = self.sides[AUXILIARY]
         if not side.merging:
@@ -383,7 +401,7 @@ class TrainSide:
         else:
             self._after_update()
 
-    def on_broadcast_done(self) -> None:
+    def on_broadcast_done(self, _: BroadcastDone) -> None:
         """Go on after the auxiliary side has the new weights."""
         if self.phase is Phase.BROADCASTING:
             self._after_update()

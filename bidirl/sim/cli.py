@@ -1,4 +1,4 @@
-"""The command ``bidirl-sim``: simulate a job, sweep it, replay a journal, run one engine."""
+"""The command ``bidirl-sim``: simulate a job, sweep it, compare policies, replay a journal, run an engine."""
 
 import json
 import os
@@ -181,6 +181,55 @@ def sweep(
         _print_notes(done.notes)
     if done.first_error is not None:
         raise NoFeasiblePlan(f"no cell has a result: {done.first_error}")
+
+
+@app.command()
+def compare(
+    job: JobArgument,
+    policies: Annotated[
+        str, typer.Option(metavar="P1,P2,...", help="Presets to compare; speed-ups are over the first.")
+    ],
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds per policy; one gives no interval.")] = 5,
+    seed: Annotated[int, typer.Option(min=0, help="First seed; the others follow it.")] = 0,
+    set_: SetOption = [],  # noqa: B006  # typer copies it
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Processes; without it one per processor.", show_default=False)
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for compare.csv and compare.png.")] = None,
+    json_: JsonOption = False,
+) -> None:
+    """Run a job under several policies with the same seeds.
+
+    A winner is named only where the paired interval over seeds leaves no doubt.
+    """
+    from bidirl.sim.compare import plan_comparison, run_comparison, write_comparison
+    from bidirl.sim.report import compare_table, compare_verdict
+    from bidirl.sim.run import make_folder
+    from bidirl.sim.sweep_store import local, num_cpus
+
+    planned = plan_comparison(job, policies, set_, seed, seeds)
+    if out is not None:
+        make_folder(out)
+    _print_notes(planned.notices)
+    found = run_comparison(planned, local(jobs or num_cpus()), _console(stderr=True))
+    chosen = [name for name, each in planned.jobs.items() if each.partition is None and found.pools(name)]
+    if chosen:
+        pools = ", ".join(f"{found.pools(name)} for {name}" for name in chosen)
+        _print_notes([f"no [partition] in the job: the planner chose rollout + training GPUs {pools}"])
+    _print_notes([f"{name} has no result: {error}" for name, error in found.errors.items()])
+    if out is not None:
+        write_comparison(planned, found, out)
+        _print_notes([f"compare.csv, compare.png and resolved.json are in {out}"])
+    verdict = compare_verdict(found)
+    if json_:
+        _print_json({"verdict": verdict, **found.to_json()})
+    else:
+        console = _console()
+        console.print(verdict, style="bold", highlight=False, markup=False, soft_wrap=True)
+        console.print(compare_table(found))
+    if not found.ranked():
+        error = next(iter(found.errors.values()), "no run finished a step")
+        raise NoFeasiblePlan(f"no policy has a result: {error}")
 
 
 @app.command()

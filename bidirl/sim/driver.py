@@ -13,15 +13,17 @@ from typing import Any
 
 import simpy
 
-from bidirl.errors import InvariantBroken
-from bidirl.models.faults import Faults
+from bidirl.errors import InputError, InvariantBroken
+from bidirl.models.faults import COLOCATED_LOSS, Faults
 from bidirl.models.replica import Replica, Request
 from bidirl.planner import costs
 from bidirl.planner import events as ev
 from bidirl.planner.events import RANK, Action, Direction, Event
 from bidirl.planner.plan import Plan
+from bidirl.planner.policy import Placement
 from bidirl.planner.recorder import ACTIVITY_OF, Recorder
 from bidirl.planner.scheduler import Scheduler
+from bidirl.sim.losses import Losses
 from bidirl.traces.records import GroupBlock
 from bidirl.traces.run_record import Activity, RunRecord
 from bidirl.traces.workload import Workload
@@ -42,6 +44,10 @@ class Environment(simpy.Environment):
     that must agree to the last bit need ``t`` itself.
     """
 
+    def pending(self) -> bool:
+        """Return whether anything is scheduled."""
+        return bool(self._queue)
+
     def at(self, time_s: float, priority: int, call: Callable[[Any], None], payload: Any) -> None:
         """Call ``call(event)`` with ``event.value = payload`` at ``time_s``."""
         event = simpy.Event(self)
@@ -57,6 +63,9 @@ class Driver:
     def __init__(
         self, plan: Plan, workload: Workload, *, sink: Sink | None = None, faults: Faults | None = None
     ) -> None:
+        """Build the run; raise InputError for losses of replicas in a colocated job."""
+        if faults is not None and plan.placement is Placement.COLOCATED and faults.config.replica_mtbf_s:
+            raise InputError(COLOCATED_LOSS.format(faults.config.replica_mtbf_s))
         self.plan = plan
         self.workload = workload
         self.sink = sink
@@ -82,18 +91,13 @@ class Driver:
         self.lease_since = 0.0
         self.lease_entered = False
         self.lease_released = False
-        self.newest = 0
-        """Newest version that a replica was asked to load: what a restarted one gets."""
-        self.down: dict[int, float] = {}
-        """Lost replicas, with the time of their loss."""
-        self.lives = [0] * len(self.replicas)
-        """Per replica: number of its life; a loss that was set for an earlier one is void."""
-        self.past_row = 0
-        """Spans before this row have ended."""
         self.stale = [0] * len(self.replicas)
         """Per replica: answers to actions up to this serial are void; it was lost since."""
         self.stale_side = 0
         """The same for pulls and merges of the auxiliary trainer side."""
+        self.newest = 0
+        """Newest version that a replica was asked to load: what a restarted one gets."""
+        self.losses = Losses(self)
         self.num_events = 0
         self.syncs: list[ev.SyncReplica] = []
         self._do: dict[type[Any], Callable[[Any], None]] = {
@@ -101,6 +105,7 @@ class Driver:
             ev.Preempt: self._preempt,
             ev.RequestProgress: self._progress,
             ev.ScoreGroup: self._score,
+            ev.DropGroup: self.recorder.group_dropped,
             ev.StartChunks: self._start_chunks,
             ev.Merge: self._merge,
             ev.OptimizerStep: self._optimizer_step,
@@ -110,8 +115,9 @@ class Driver:
             ev.BeginLease: self._begin_lease,
             ev.EndLease: self._end_lease,
             ev.GateDecision: lambda _: None,
+            ev.LendingStopped: self.recorder.stopped,
             ev.SetTimer: self._set_timer,
-            ev.RestartReplica: self._restart,
+            ev.RestartReplica: self.losses.restart,
         }
 
     def _engine(self, index: int) -> Replica:
@@ -121,6 +127,10 @@ class Driver:
         )
         return Replica(iteration, models.limits)
 
+    def adopt(self) -> None:
+        """Make a copy of a driver whole: what a deep copy cannot follow is bound to it again."""
+        self._do[ev.SyncReplica] = self.syncs.append
+
     # -------------------------------------------------------------------- loop
 
     def run(self) -> RunRecord:
@@ -128,7 +138,7 @@ class Driver:
         start = perf_counter()
         self._post(0.0, ev.RunStarted())
         for index in range(self.num_primary):
-            self._live(index)
+            self.losses.live(index)
         env, queue, done = self.env, self.env._queue, self.scheduler
         while not done.done:
             if not queue:
@@ -145,13 +155,13 @@ class Driver:
         self.env.at(time_s, RANK[type(event)] << _RANK_SHIFT | event.cause, self._fire, event)
 
     def _fire(self, simpy_event: Any) -> None:
-        self._handle(simpy_event._value)
+        self.handle(simpy_event._value)
 
     def _fire_if_up(self, simpy_event: Any) -> None:
         """Hand over what a replica reports, unless the replica was lost since it was asked."""
         event: ev.Preempted = simpy_event._value
         if event.cause > self.stale[event.replica]:
-            self._handle(event)
+            self.handle(event)
 
     def _fire_if_lent(self, simpy_event: Any) -> None:
         """Hand over what the auxiliary trainer side reports, unless it was lost; credit its lease."""
@@ -160,7 +170,7 @@ class Driver:
             return
         if self.lease is not None and not isinstance(event, ev.ChunkFailed):
             self.recorder.lease_worked(self.lease.lease, device_s)
-        self._handle(event)
+        self.handle(event)
 
     def _post_lent(self, start_s: float, end_s: float, event: Event) -> None:
         """Post an event of work in which the auxiliary trainer side takes part."""
@@ -169,13 +179,18 @@ class Driver:
         priority = RANK[type(event)] << _RANK_SHIFT | event.cause
         self.env.at(end_s, priority, self._fire_if_lent, (event, (end_s - start_s) * num_gpus))
 
-    def _handle(self, event: Event) -> None:
+    def handle(self, event: Event) -> None:
+        """Hand an event to the scheduler and carry its actions out."""
         now = self.env.now
         self.num_events += 1
         actions = self.scheduler.handle(event, now)
         if self.sink is not None:
             self.sink(now, event, actions)
-        do = self._do
+        self.carry_out(actions)
+
+    def carry_out(self, actions: list[Action]) -> None:
+        """Turn the actions of one ``handle`` call into events to come."""
+        now, do = self.env.now, self._do
         for action in actions:
             do[type(action)](action)
         if self.syncs:
@@ -209,7 +224,7 @@ class Driver:
         lengths = self.recorder.record.samples.response_tokens
         seqs.sort()
         self.dirty.add(index)
-        self._handle(
+        self.handle(
             ev.SamplesFinished(
                 index,
                 number,
@@ -333,7 +348,7 @@ class Driver:
             return
         self.replicas[action.replica].resume(self.env.now, recompute=False)
         self.dirty.add(action.replica)
-        self._handle(ev.SyncFailed(action.replica, action.version, action.serial))
+        self.handle(ev.SyncFailed(action.replica, action.version, action.serial))
 
     def _applied(self, simpy_event: Any) -> None:
         action: ev.SyncReplica = simpy_event._value
@@ -342,7 +357,7 @@ class Driver:
         self.replicas[action.replica].resume(self.env.now, recompute=action.recompute)
         self.versions[action.replica] = action.version
         self.dirty.add(action.replica)
-        self._handle(ev.SyncApplied(action.replica, action.version, action.serial))
+        self.handle(ev.SyncApplied(action.replica, action.version, action.serial))
 
     # ------------------------------------------------------------------- train
 
@@ -408,16 +423,17 @@ class Driver:
     def _lease_span(self, activity: Activity, start_s: float, end_s: float) -> None:
         assert self.lease is not None
         for replica in self.lease.replicas:
-            if replica not in self.down:
+            if not self.losses.ended(replica, activity):
                 self.recorder.span(*self.recorder.rollout_unit(replica), activity, start_s, end_s)
 
     def _begin_lease(self, action: ev.BeginLease) -> None:
         now = self.env.now
         self.lease, self.lease_since, self.lease_entered, self.lease_released = action, now, False, False
+        self.losses.lost_entering.clear()
         self.recorder.lease_began(action, now)
         end_s = now + costs.enter_s(self.plan, action)
         if self.faults is not None and self.faults.lease_fails(action.lease):
-            self._fail_lease(action, end_s)
+            self.fail_lease(action, end_s)
             return
         event = ev.LeaseEntered(action.lease, action.serial)
         self.env.at(end_s, RANK[ev.LeaseEntered] << _RANK_SHIFT | action.serial, self._entered, event)
@@ -434,14 +450,15 @@ class Driver:
         if lease.direction is Direction.ROLLOUT_ON_TRAIN:
             for replica in lease.replicas:
                 self.versions[replica] = lease.version
-                self._live(replica)
+                self.losses.live(replica)
         elif lease.direction is Direction.TRAIN_ON_ROLLOUT and self.faults is not None:
             lifetime_s = self.faults.side_lifetime_s(lease.lease)
             if lifetime_s != inf:
-                self._lose_side(now + lifetime_s, lease)
-        self._handle(event)
+                self.losses.lose_side(now + lifetime_s, lease)
+        self.handle(event)
 
-    def _fail_lease(self, lease: ev.BeginLease, time_s: float) -> None:
+    def fail_lease(self, lease: ev.BeginLease, time_s: float) -> None:
+        """Let the role change of a lease fail at ``time_s``."""
         priority = RANK[ev.LeaseFailed] << _RANK_SHIFT | lease.serial
         self.env.at(time_s, priority, self._lease_failed, lease)
 
@@ -453,7 +470,7 @@ class Driver:
         self._lease_span(Activity.SWITCH_IN, self.lease_since, now)
         self.recorder.lease_changed(ev.LeaseReturned(lease.lease, lease.serial), now)
         self.lease = None
-        self._handle(ev.LeaseFailed(lease.lease, lease.serial))
+        self.handle(ev.LeaseFailed(lease.lease, lease.serial))
 
     def _end_lease(self, action: ev.EndLease) -> None:
         now, lease = self.env.now, self.lease
@@ -476,9 +493,11 @@ class Driver:
         lease = self.lease
         if lease is not None and lease.direction is Direction.ROLLOUT_ON_TRAIN:
             self._take_busy(lease)
+            for replica in lease.replicas:
+                self.losses.release(replica)
         self.recorder.lease_changed(event, self.env.now)
         self.lease = None
-        self._handle(event)
+        self.handle(event)
 
     def _take_busy(self, lease: ev.BeginLease) -> None:
         for replica in lease.replicas:
@@ -495,83 +514,14 @@ class Driver:
     def _set_timer(self, action: ev.SetTimer) -> None:
         self._post(self.env.now + action.delay_s, ev.TimerFired(action.timer, action.serial))
 
-    # ------------------------------------------------------------------ faults
-
-    def _live(self, index: int) -> None:
-        """Set the end of a primary replica's life, or of an auxiliary one's inside a lease."""
-        if self.faults is None:
-            return
-        if index < self.num_primary:
-            lifetime_s = self.faults.replica_lifetime_s(index, self.lives[index])
-        else:
-            assert self.lease is not None
-            lifetime_s = self.faults.auxiliary_lifetime_s(index, self.lease.lease)
-        if lifetime_s != inf:
-            priority = RANK[ev.ReplicaLost] << _RANK_SHIFT | index
-            payload = index, self.lives[index], self.lease
-            self.env.at(self.env.now + lifetime_s, priority, self._lose, payload)
-
-    def _lose(self, simpy_event: Any) -> None:
-        index, life, lease = simpy_event._value
-        auxiliary_idle = index >= self.num_primary and (self.lease is not lease or self.lease_released)
-        if index in self.down or life != self.lives[index] or auxiliary_idle:
-            return
-        now = self.env.now
-        self.stale[index] = self.scheduler.core.serial
-        self.lives[index] += 1
+    def lose_engine(self, index: int) -> None:
+        """Put a new, idle engine in the place of one that is lost; its time and tokens still count."""
         self.causes[index].clear()
-        self.replicas[index].pause(now)
-        self._cut((index,), now)
+        self.replicas[index].pause(self.env.now)
         self._generated(index)
-        self.down[index] = now
         self._account(index)
         self.replicas[index] = self._engine(index)
         self.dirty.add(index)
-        lent = self.lease
-        if lent is not None and lent.direction is Direction.TRAIN_ON_ROLLOUT and index in lent.replicas:
-            if self.lease_entered:
-                self._lose_side(now, lent)
-            else:
-                self._fail_lease(lent, now)
-        self._handle(ev.ReplicaLost(index))
-
-    def _lose_side(self, time_s: float, lease: ev.BeginLease) -> None:
-        self.env.at(time_s, RANK[ev.SideLost] << _RANK_SHIFT, self._side_lost, lease)
-
-    def _side_lost(self, simpy_event: Any) -> None:
-        if self.lease is not simpy_event._value or self.lease_released:
-            return
-        self.stale_side = self.scheduler.core.serial
-        self._cut(self.lease.replicas, self.env.now, keep=Activity.BROADCAST)
-        self._handle(ev.SideLost(1))
-
-    def _restart(self, action: ev.RestartReplica) -> None:
-        assert self.faults is not None
-        priority = RANK[ev.ReplicaJoined] << _RANK_SHIFT | action.serial
-        self.env.at(self.env.now + self.faults.config.restart_s, priority, self._joined, action)
-
-    def _joined(self, simpy_event: Any) -> None:
-        action: ev.RestartReplica = simpy_event._value
-        index, now = action.replica, self.env.now
-        self._down_span(index, now)
-        self.versions[index] = self.newest
-        if index < self.num_primary:
-            self._live(index)
-        self._handle(ev.ReplicaJoined(index, self.newest, action.serial))
-
-    def _down_span(self, index: int, now: float) -> None:
-        self.recorder.span(*self.recorder.rollout_unit(index), Activity.DOWN, self.down.pop(index), now)
-
-    def _cut(self, replicas: tuple[int, ...], now: float, keep: Activity | None = None) -> None:
-        """End the spans that replicas are in; an unfinished sync has no start that counts."""
-        spans = self.recorder.record.spans
-        units = {self.recorder.rollout_unit(index)[:2] for index in replicas}
-        ends_s = spans.end_s
-        while self.past_row < len(ends_s) and ends_s[self.past_row] <= now:
-            self.past_row += 1
-        for row in range(self.past_row, len(ends_s)):
-            if ends_s[row] > now and (spans.owner[row], spans.unit[row]) in units and spans.activity[row] != keep:
-                ends_s[row] = spans.start_s[row] if spans.activity[row] == Activity.SYNC else now
 
     def _account(self, index: int) -> None:
         record, replica = self.recorder.record, self.replicas[index]
@@ -592,13 +542,11 @@ class Driver:
                 samples.generated_tokens[seq] = tokens
                 samples.last_version[seq] = self.versions[index]
             self._generated(index)
-            if index in self.down:
-                self._down_span(index, now)
+            self.losses.cut((index,), now)
+            self.losses.close(index)
             self._account(index)
         spans = record.spans
-        for row, end_s in enumerate(spans.end_s):
-            if end_s > now:  # still going on; an unfinished sync has no start that counts
-                spans.end_s[row] = spans.start_s[row] if spans.activity[row] == Activity.SYNC else now
+        spans.end_s[:] = [min(end_s, now) for end_s in spans.end_s]
         kept = [row for row, end_s in enumerate(spans.end_s) if end_s > spans.start_s[row]]
         if len(kept) < len(spans.end_s):
             for column in fields(spans):

@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from bidirl.sim.cells import BASELINES, Cell, Key, Row, cells_of, name_of, policy_key, ratio, values_of
+from bidirl.sim.compare import CONFIDENCE, Comparison, Gain
 from bidirl.sim.diagnosis import Summary, diagnose
 from bidirl.sim.text import count, decimal, divide, percent, seconds, times
 
@@ -25,6 +26,9 @@ __all__ = [
 
 TIE_SHARE = 0.02
 """Cells that differ by less with one seed are not told apart: seeds of one job spread by about this much."""
+
+LEASES = ("rollout_on_train", "train_on_rollout")
+"""Directions of leases, in the order of the column."""
 
 MAX_PIVOT_COLUMNS = 8
 """More columns do not fit a terminal of 120 characters."""
@@ -56,35 +60,104 @@ def summary_tables(summary: Summary) -> list[Table]:
     return tables
 
 
-def compare_table(summaries: Mapping[str, Summary]) -> Table:
-    """Return one row per run; speed-ups are against the first."""
-    head = ("run", "tokens/s", "per GPU", "speed-up", "step s", "rollout idle", "training idle", "lag max")
-    table = _table("Comparison", *head, "dropped", "limit")
-    first = next(iter(summaries.values()), None)
-    for name, summary in summaries.items():
-        samples = summary["ledger"]["samples"]
+def compare_table(comparison: Comparison) -> Table:
+    """Return one row per policy, means over seeds; speed-ups are against the first."""
+    title = (
+        f"Comparison (means over {len(comparison.seeds)} seeds; leases: rollout on train + train on rollout)"
+    )
+    if len(comparison.seeds) == 1:
+        title = f"Comparison (seed {comparison.seeds[0]}; leases: rollout on train + train on rollout)"
+    head = ("policy", "tokens/s", "per GPU", f"speed-up ({percent(CONFIDENCE)} interval)", "step s")
+    table = _table(title, *head, "idle (rollout, training)", "leases", "limit")
+    for name in comparison.policies:
+        runs = comparison.summaries[name]
+        if not runs:
+            table.add_row(escape(name), *["n/a"] * 7)
+            continue
+        gain = comparison.gain(name, comparison.base)
+        idle = [percent(comparison.mean(name, "idle", pool)) for pool in ("rollout", "train")]
+        if not comparison.mean(name, "gpus", "train"):
+            idle = idle[:1]  # one pool takes turns
+        limits = [str(diagnose(summary).limit) for summary in runs.values()]
         table.add_row(
             escape(name),
-            count(summary["tokens_per_s"]),
-            count(summary["tokens_per_s_per_gpu"]),
-            times(divide(summary["tokens_per_s"], first["tokens_per_s"] if first else None)),
-            seconds(summary["step_time_s"]["mean"], unit=""),
-            percent(summary["idle"]["rollout"]),
-            percent(summary["idle"]["train"]),
-            count(summary["lag"]["max"]),
-            percent(divide(samples["dropped"], samples["issued"])),
-            diagnose(summary).limit,
+            count(comparison.mean(name, "tokens_per_s")),
+            count(comparison.mean(name, "tokens_per_s_per_gpu")),
+            "1" if name == comparison.base else _speed_up(gain),
+            seconds(comparison.mean(name, "step_time_s", "mean"), unit=""),
+            ", ".join(idle),
+            _leases(comparison, name),
+            max(dict.fromkeys(limits), key=limits.count),
         )
     return table
 
 
-def compare_verdict(summaries: Mapping[str, Summary]) -> str:
-    """Return one sentence: the fastest run, its gain over the first and over the second best."""
-    rows = [
-        {"policy": name, "tokens_per_s": summary["tokens_per_s"], "seed": 0}
-        for name, summary in summaries.items()
-    ]
-    return sweep_verdict(rows, ["policy"])
+def _leases(comparison: Comparison, name: str) -> str:
+    """Return leases per run: rollout on train, train on rollout."""
+    both = [comparison.mean(name, "borrow", direction, "count") for direction in LEASES]
+    return " + ".join(f"{mean:.3g}" for mean in both if mean is not None) if any(both) else "0"
+
+
+def _speed_up(gain: Gain | None) -> str:
+    if gain is None:
+        return times(None)
+    return f"{gain.ratio:.3f}x ({_interval(gain)})" if gain.low is not None else f"{gain.ratio:.3f}x"
+
+
+def _interval(gain: Gain) -> str:
+    return "none" if gain.low is None or gain.high is None else f"{gain.low:.3f}-{gain.high:.3f}"
+
+
+def compare_verdict(comparison: Comparison) -> str:
+    """Return one sentence; a winner is named only where its intervals over all others leave out 1."""
+    ranked = comparison.ranked()
+    missing = [name for name in comparison.policies if name not in ranked]
+    without = "".join(f"; {name} has no result: {comparison.errors.get(name, 'no step')}" for name in missing)
+    if len(ranked) < 2:
+        return f"cannot tell: {ranked[0] if ranked else 'no policy'} alone has a result{without}".replace(
+            "no policy alone", "no policy"
+        )
+    best = ranked[0]
+    speed = f"{count(comparison.mean(best, 'tokens_per_s'))} tokens/s"
+    gains = {name: comparison.gain(best, name) for name in comparison.policies if name in ranked[1:]}
+    known = {name: gain for name, gain in gains.items() if gain is not None}
+    if len(comparison.seeds) == 1:
+        over = ", ".join(f"{gain.ratio:.3f}x {name}" for name, gain in known.items())
+        return (
+            f"cannot tell, one seed gives no interval: {best} has {speed}, {over}; "
+            f"run more seeds{_per_gpu(comparison, best)}{without}"
+        )
+    sure = {name: gain for name, gain in known.items() if gain.is_sure}
+    unsure = {name: gain for name, gain in known.items() if not gain.is_sure}
+    if comparison.winner() is not None:
+        return f"{best} wins with {speed}: {_over(sure)}{_per_gpu(comparison, best)}{without}"
+    text = f"cannot tell {best} ({speed}) from {_over(unsure)}"
+    if not all(gain.is_identical for gain in unsure.values()):
+        text += ": run more seeds"
+    faster = f"; it is faster than {_over(sure)}" if sure else ""
+    return text + faster + _per_gpu(comparison, best) + without
+
+
+def _over(gains: Mapping[str, Gain]) -> str:
+    """Return ``1.120x no_borrow (95 % interval 1.100-1.140, 5 seeds)`` for each."""
+    texts = []
+    for name, gain in gains.items():
+        if gain.is_identical:
+            texts.append(f"{name} (equally fast under every seed)")
+        else:
+            interval = f"{percent(CONFIDENCE)} interval {_interval(gain)}, {len(gain.by_seed)} seeds"
+            texts.append(f"{name} ({gain.ratio:.3f}x, {interval})")
+    return ", ".join(texts)
+
+
+def _per_gpu(comparison: Comparison, best: str) -> str:
+    """Return the speed-up per GPU over the first policy where the two use different numbers of GPUs."""
+    num_gpus = [comparison.mean(name, "gpus", "total") for name in (best, comparison.base)]
+    gain = comparison.gain(best, comparison.base, per_gpu=True)
+    if num_gpus[0] == num_gpus[1] or gain is None:
+        return ""
+    counts = f"{count(num_gpus[0])} against {count(num_gpus[1])} GPUs"
+    return f"; per GPU it is {gain.ratio:.3f}x {comparison.base} ({counts})"
 
 
 def sweep_verdict(rows: Sequence[Row], varied: Sequence[str]) -> str:

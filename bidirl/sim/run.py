@@ -14,6 +14,7 @@ import numpy as np
 
 from bidirl import __version__
 from bidirl.errors import BidirlError, InputError, NoFeasiblePlan, RunFault
+from bidirl.models.faults import Faults, FaultsConfig
 from bidirl.planner.build import build_plan, build_workload
 from bidirl.planner.events import Action, Event, to_json
 from bidirl.planner.job import FILES, Job, resolved_json
@@ -23,6 +24,7 @@ from bidirl.planner.policy import Placement
 from bidirl.planner.sections import Partition
 from bidirl.sim.driver import Driver, Sink
 from bidirl.sim.metrics import summarise
+from bidirl.sim.oracle import attach_oracle
 from bidirl.traces.journal import JournalWriter
 from bidirl.traces.perfetto import Counter, write_trace
 from bidirl.traces.run_record import Activity, Owner, RunRecord
@@ -76,7 +78,9 @@ def simulate(job: Job, seed: int, *, sink: Callable[[Plan], Sink] | None = None)
     """
     workload = build_workload(job, seed)
     plan = build_plan(job, workload)
-    driver = Driver(plan, workload, sink=None if sink is None else sink(plan))
+    faults = None if job.faults == FaultsConfig() else Faults(job.faults, seed)
+    driver = Driver(plan, workload, sink=None if sink is None else sink(plan), faults=faults)
+    attach_oracle(driver)
     gc.freeze()  # what exists already is not looked at again: cost per sample stays flat
     try:
         record = driver.run()

@@ -27,7 +27,7 @@ from bidirl.traces.tables import flatten
 
 __all__ = ["Cell", "Sweep", "plan_sweep", "rows_of", "write_rows"]
 
-CODE = ("traces", "models", "planner", "sim/driver.py", "sim/idle.py", "sim/metrics.py", "sim/run.py")
+CODE = ("traces", "models", "planner", "sim")
 """What a simulated result depends on, in the package's folder."""
 
 

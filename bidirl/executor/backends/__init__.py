@@ -29,8 +29,15 @@ from bidirl.planner.events import (
 __all__ = ["Backend", "CallFailed", "Counters", "Ended", "Listener", "Taken"]
 
 
-class CallFailed(Exception):  # noqa: N818 - an outcome that drivers expect
-    """A backend could not do what it was asked to do; the scheduler tries again or goes another way."""
+class CallFailed(Exception):
+    """A backend could not do what it was asked to do; the scheduler tries again or goes another way.
+
+    ``since_s`` of a failed sync is when the replica had paused, where that is known.
+    """
+
+    def __init__(self, reason: str, *, since_s: float | None = None) -> None:
+        super().__init__(reason)
+        self.since_s = since_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +153,10 @@ class Backend(Protocol):
 
     def take_busy(self, replica: int) -> Sequence[tuple[float, float]]:
         """Return and forget the intervals in which a replica generated, up to its last command."""
+        ...
+
+    def stop(self, replica: int) -> None:
+        """Stop a replica's engine at the end of the run."""
         ...
 
     def counters(self) -> Counters:

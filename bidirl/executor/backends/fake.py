@@ -8,16 +8,18 @@ as modelled.
 import asyncio
 from collections.abc import Awaitable, Sequence
 from math import inf
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from bidirl.errors import InputError
 from bidirl.executor.backends import CallFailed, Counters, Ended, Listener, Taken
 from bidirl.executor.clock import Clock, Timer
-from bidirl.models.faults import Faults
+from bidirl.models.faults import COLOCATED_LOSS, Faults
 from bidirl.models.replica import Replica, Request
 from bidirl.planner import costs
 from bidirl.planner import events as ev
 from bidirl.planner.events import Direction
 from bidirl.planner.plan import Plan
+from bidirl.planner.policy import Placement
 from bidirl.traces.records import GroupBlock
 from bidirl.traces.workload import Workload
 
@@ -30,6 +32,9 @@ class FakeBackend:
     """Stage models as a backend; ``faults`` adds losses, failures and stragglers."""
 
     def __init__(self, plan: Plan, workload: Workload, clock: Clock, faults: Faults | None = None) -> None:
+        """Build idle engines; raise InputError for losses in a colocated job (as the simulator does)."""
+        if faults is not None and plan.placement is Placement.COLOCATED and faults.config.replica_mtbf_s:
+            raise InputError(COLOCATED_LOSS.format(faults.config.replica_mtbf_s))
         self.plan = plan
         self.workload = workload
         self.clock = clock
@@ -80,10 +85,10 @@ class FakeBackend:
         self.clock.at(time_s, self._resolve, future, value)
         return future
 
-    def _failure(self, time_s: float, reason: str) -> asyncio.Future[None]:
+    def _failure(self, time_s: float, error: CallFailed) -> asyncio.Future[Any]:
         """Return a future that fails at ``time_s``."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.clock.at(time_s, self._reject, future, reason)
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.clock.at(time_s, self._reject, future, error)
         return future
 
     @staticmethod
@@ -92,9 +97,9 @@ class FakeBackend:
             future.set_result(value)
 
     @staticmethod
-    def _reject(future: asyncio.Future[T], reason: str) -> None:
+    def _reject(future: asyncio.Future[Any], error: CallFailed) -> None:
         if not future.done():
-            future.set_exception(CallFailed(reason))
+            future.set_exception(error)
 
     # ------------------------------------------------------------------ engines
 
@@ -145,8 +150,9 @@ class FakeBackend:
             self.due[replica] = None if time_s == inf else self.clock.at(time_s, self._announce, replica)
 
     def _announce(self, replica: int) -> None:
-        if self.listener is not None:
-            self.listener.ready(replica, self.engines[replica].peek_group())
+        engine = self.engines[replica]
+        if self.listener is not None and engine.peek() <= self.clock.now():  # else it was interrupted
+            self.listener.ready(replica, engine.peek_group())
 
     def _drain(self, replica: int) -> None:
         version, ended = self.versions[replica], self.ended[replica]
@@ -219,14 +225,11 @@ class FakeBackend:
         answers: list[Awaitable[float]] = []
         for action, pause_s in zip(actions, paused, strict=True):
             if self.faults is not None and self.faults.sync_fails(action.replica, action.serial):
-                answers.append(self._sync_failure(end_s, pause_s))
+                failed = CallFailed("the weights did not arrive", since_s=pause_s)
+                answers.append(self._failure(end_s, failed))
             else:
                 answers.append(self._answer(end_s, pause_s))
         return answers
-
-    async def _sync_failure(self, end_s: float, pause_s: float) -> float:
-        await self._failure(end_s, f"the sync after the pause at {pause_s} s did not arrive")
-        return pause_s
 
     def resume(self, action: ev.SyncReplica, *, applied: bool) -> None:
         self.engines[action.replica].resume(self.clock.now(), recompute=applied and action.recompute)
@@ -240,6 +243,10 @@ class FakeBackend:
         found += [(start_s, min(end_s, now)) for start_s, end_s in self.engines[replica].take_busy()]
         self.busy[replica] = []
         return found
+
+    def stop(self, replica: int) -> None:
+        self.engines[replica].pause(self.clock.now())
+        self._drain(replica)
 
     def counters(self) -> Counters:
         total = self.past
@@ -270,7 +277,9 @@ class FakeBackend:
             self.listener.side_lost()
 
     def discard(self, replica: int) -> None:
-        now, engine = self.clock.now(), self.engines[replica]
+        now, engine, life = self.clock.now(), self.engines[replica], self.lives[replica]
+        if life is not None:
+            life.cancel()
         engine.pause(now)
         self.busy[replica] += [(start_s, min(end_s, now)) for start_s, end_s in engine.take_busy()]
         self.past = _plus(self.past, engine)
@@ -300,7 +309,7 @@ class FakeBackend:
         if self.faults is not None:
             share = self.faults.chunk_fails_at(action.side, action.serial)
             if share is not None:
-                return self._failure(now + share * (end_s - now), "the pull broke off")
+                return self._failure(now + share * (end_s - now), CallFailed("the pull broke off"))
         return self._answer(end_s, None)
 
     def merge(self, action: ev.Merge) -> Awaitable[None]:
@@ -322,7 +331,7 @@ class FakeBackend:
         self.lease, self.lease_since_s = action, now
         end_s = now + costs.enter_s(self.plan, action)
         if self.faults is not None and self.faults.lease_fails(action.lease):
-            return self._failure(end_s, "the role change did not work")
+            return self._failure(end_s, CallFailed("the role change did not work"))
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.clock.at(end_s, self._enter, action, future)
         return future

@@ -1,0 +1,85 @@
+"""Activities of devices while they last: opened at their start, written when they end or are cut short."""
+
+from dataclasses import dataclass
+
+from bidirl.planner.recorder import Recorder
+from bidirl.traces.run_record import Activity, Owner
+
+__all__ = ["OpenSpans", "Unit"]
+
+Unit = tuple[Owner, int, int]
+"""Owner, first device of the pool, number of devices."""
+
+
+@dataclass(slots=True)
+class _Open:
+    units: list[Unit]
+    activity: Activity
+    start_s: float
+    step: int
+    owner: int | None
+    is_known: bool
+    """Whether ``start_s`` is when the activity began, not just when it was asked for."""
+
+
+class OpenSpans:
+    """The spans that have begun, by a key of the driver's (serials of actions)."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._open: dict[int, _Open] = {}
+
+    def open(
+        self,
+        key: int,
+        units: list[Unit],
+        activity: Activity,
+        start_s: float,
+        *,
+        owner: int | None = None,
+    ) -> None:
+        """Note that devices begin something, for an ``owner`` whose loss ends it."""
+        step = self._recorder.scheduler.train.step
+        known = activity is not Activity.SYNC
+        self._open[key] = _Open(list(units), activity, start_s, step, owner, known)
+
+    def began(self, key: int, start_s: float | None) -> None:
+        """Note when a sync began: when its replica had paused; None: that is not known."""
+        span = self._open.get(key)
+        if span is not None and start_s is not None:
+            span.start_s, span.is_known = start_s, True
+
+    def shut(self, key: int, end_s: float) -> float:
+        """Write a span that ends now; return its seconds."""
+        span = self._open.pop(key)
+        for unit in span.units:
+            self._write(span, unit, end_s)
+        return end_s - span.start_s
+
+    def cut(self, unit: Unit, end_s: float) -> None:
+        """End whatever some devices are doing, because they are lost; a sync if its begin is known."""
+        for span in self._open.values():
+            if unit in span.units:
+                span.units.remove(unit)
+                if span.is_known:
+                    self._write(span, unit, end_s)
+
+    def cut_owner(self, owner: int, end_s: float) -> None:
+        """End whatever an owner does, because it is lost."""
+        for key in [key for key, span in self._open.items() if span.owner == owner]:
+            self.shut(key, end_s)
+
+    def close(self, end_s: float) -> None:
+        """End everything."""
+        for span in self._open.values():
+            if span.is_known:
+                for unit in span.units:
+                    self._write(span, unit, end_s)
+        self._open.clear()
+
+    def _write(self, span: _Open, unit: Unit, end_s: float) -> None:
+        steps = self._recorder.record.spans.step
+        before = len(steps)
+        self._recorder.span(*unit, span.activity, span.start_s, end_s)
+        if len(steps) > before:
+            steps[-1] = span.step
