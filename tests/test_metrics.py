@@ -427,5 +427,5 @@ def test_a_sweep_cell_costs_little_more_than_reading_its_lists() -> None:
             times.append(time.perf_counter() - begin)
         return min(times)
 
-    reading = fastest(lambda: [np.asarray(column) for column in columns])
+    reading = fastest(lambda: [np.asarray(list(column)) for column in columns])
     assert fastest(lambda: summarise(record)) < 25 * reading

@@ -10,7 +10,7 @@ from bidirl.errors import InputError, NoFeasiblePlan, RunFault
 from bidirl.planner.job import load_job
 from bidirl.sim import run as run_module
 from bidirl.sim.run import alone_decode_s, run_to_folder, simulate
-from bidirl.traces.tables import columns_of, read_samples, read_steps
+from bidirl.traces.tables import read_samples, read_steps
 from tests.test_replay import SMALL, small_job
 
 FILES = {
@@ -41,7 +41,7 @@ def test_the_folder_is_complete_and_says_the_same(tmp_path: Path) -> None:
     assert set(summary) >= SUMMARY_KEYS
     assert without_wall(summary) == without_wall(outcome.summary)
     samples, steps = read_samples(out / "samples.csv"), read_steps(out / "steps.csv")
-    assert samples["response_tokens"] == columns_of(outcome.record.samples)["response_tokens"]
+    assert samples["response_tokens"] == list(outcome.record.samples.response_tokens)
     assert steps["published_s"] == outcome.record.steps.published_s
     trace = json.loads((out / "trace.json").read_text(encoding="utf-8"))
     assert {event["ph"] for event in trace["traceEvents"]} == {"M", "X", "C", "i"}

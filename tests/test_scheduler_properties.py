@@ -169,7 +169,7 @@ class Books:
 
     def _end_step(self) -> None:
         plan = self.plan
-        per_update = -(-plan.groups_per_step // plan.mini_batches // plan.policy.chunk_groups)
+        per_update = -(-plan.groups_per_step // plan.mini_batches // plan.chunk_groups)
         chunks = list(range(per_update * plan.mini_batches))
         for kind in (*plan.segments, SegmentKind.UPDATE):
             ran = [
@@ -371,7 +371,7 @@ def check_record(plan: Plan, record: RunRecord) -> None:
 def check_chunks(plan: Plan, record: RunRecord) -> None:
     """Check that chunks are cut in group order inside a mini-batch, full except for the last one."""
     samples, n = record.samples, plan.samples_per_group
-    size, per_update = plan.policy.chunk_groups, plan.groups_per_step // plan.mini_batches
+    size, per_update = plan.chunk_groups, plan.groups_per_step // plan.mini_batches
     batches: dict[int, list[tuple[int, int]]] = {}
     for row in range(0, len(samples.group), n):
         assert len(set(samples.chunk[row : row + n])) == 1

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
 
-from bidirl.models.lookahead import RolloutState, Stretch, outlook
+from bidirl.models.lookahead import Outlook, RolloutState, Stretch, outlook
 from bidirl.planner.core import Core
 from bidirl.planner.events import Direction, GateDecision, Progress, RequestProgress
 from bidirl.planner.gates import Forecast, Predictor, SegmentWork, eq6_share
@@ -22,6 +22,10 @@ MIN_GAIN_OVER_COST = 0.1
 lease loses in proportion to what it costs."""
 MIN_REVIEW_S = 0.5
 """Shortest time between two reviews of a lease; a review costs a round trip to every replica."""
+LEAVE_SHARES = (0.0, 0.6, 1.0)
+"""Shares of C_out before the batch is complete at which a lease might end: none hidden, most, all."""
+RETRY_FACTOR = 1.1
+"""A refused lease is weighed again if the batch is later than predicted by this factor."""
 SUBSET_SHARE = 0.7
 """Idle replicas are lent without waiting for the others if they promise this share of what all would."""
 
@@ -63,6 +67,9 @@ class Gatekeeper:
         The same direction is not lent again before the period is over: what made the lease end has not
         changed, so it would only be paid for twice (dwell).
         """
+        self.retry_s: float | None = None
+        """When to judge a refused lease again, seconds from now."""
+        self._judged_in: dict[Direction, tuple[tuple[int, int, Phase], tuple[int, ...]]] = {}
         self._open: set[int] = set()
         """Replicas whose answer is missing."""
         self._ages: dict[int, list[int]] = {}
@@ -86,10 +93,35 @@ class Gatekeeper:
         else:
             self.lends_rollout = False
 
+    def force(self, *, taken: bool) -> None:
+        """In a copy made while a lease is being weighed: answer that question, then let the models decide."""
+        self.forced = taken
+        self._judged_in.clear()
+
+    def take_retry(self) -> float | None:
+        """Return when to judge a lease that was just refused again, once."""
+        delay_s, self.retry_s = self.retry_s, None
+        return delay_s
+
+    def reconsider(self) -> None:
+        """Judge anew: reality has departed from what was predicted."""
+        self._judged_in.clear()
+        self._asked_in = None
+
     def _rests(self, direction: Direction) -> bool:
         return self._closed_in.get(direction) == self._period()
 
     # --------------------------------------------------------------- proposals
+
+    def _judged(self, direction: Direction, *circumstances: int) -> bool:
+        """Return whether the direction was judged before in this period and circumstances; note them.
+
+        A gate asks when a pool becomes idle, a segment starts or credit changes, not at every completion.
+        """
+        now = (self._period(), circumstances)
+        before = self._judged_in.get(direction)
+        self._judged_in[direction] = now
+        return before == now
 
     def propose(self) -> Proposal | None:
         """Return the lease that should be taken now, if any."""
@@ -126,7 +158,10 @@ class Gatekeeper:
         return len(self._ages[group]) if self.length_aware and group in self._ages else 1
 
     def _rollout_on_train(self) -> Proposal | None:
-        plan, rollout = self.core.plan, self.rollout
+        rollout = self.rollout
+        idle = rollout.num_busy_primary == 0
+        if self._judged(Direction.ROLLOUT_ON_TRAIN, idle, rollout.credit() > 0, len(self._open)):
+            return None
         missing = min(self.train.missing(), rollout.groups_in_flight() + max(0, rollout.startable()))
         ids = tuple(replica.id for replica in rollout.replicas[rollout.num_primary :] if not replica.lost)
         auxiliary = len(ids)
@@ -137,7 +172,7 @@ class Gatekeeper:
         if self.length_aware:
             if movable < 1 or not self._known():
                 return None
-            _, forecast = self._best_return(primary, auxiliary, plan.models.switch.rollout_on_train_in_s)
+            forecast = self._weigh_rollout_on_train(primary, auxiliary)
             return self._passed(Proposal(Direction.ROLLOUT_ON_TRAIN, ids, forecast, share=rollout.total))
         even = self.split is Split.EVEN
         share = min(missing // 2 if even else eq6_share(missing, primary, auxiliary), movable)
@@ -154,6 +189,9 @@ class Gatekeeper:
         if rollout.queue or rollout.credit() > 0 or rollout.round_open:
             return None
         if rollout.num_busy_primary and not self.length_aware:
+            return None
+        busy = rollout.num_busy_primary
+        if self._judged(Direction.TRAIN_ON_ROLLOUT, busy.bit_length(), rollout.num_syncing > 0):
             return None
         active = [r for r in rollout.replicas[: rollout.num_primary] if r.active and not r.syncing]
         idle = tuple(replica.id for replica in active if not replica.groups)
@@ -277,49 +315,56 @@ class Gatekeeper:
         key = min(self.train.step, len(plan.priors) - 1)
         return self.predictor.batch_s(key) + plan.models.sync.seconds(plan.rollout_replicas)
 
-    def _second_s(self, state: RolloutState, schedule: list[Stretch], not_before_s: float) -> float:
+    def _outlook(self, state: RolloutState, schedule: list[Stretch], not_before_s: float = 0.0) -> Outlook:
         models, prior = self.core.plan.models, self.core.plan.prior(self.train.step)
-        return (
-            outlook(
-                models.iteration,
-                models.limits,
-                prior,
-                state,
-                schedule,
-                train_s=self._train_s(),
-                not_before_s=not_before_s,
-            ).second_s
-            * self.predictor.rollout_factor
+        factor = self.predictor.rollout_factor
+        look = outlook(
+            models.iteration,
+            models.limits,
+            prior,
+            state,
+            schedule,
+            train_s=self._train_s(),
+            not_before_s=not_before_s,
         )
+        return look if factor == 1.0 else Outlook(look.ready_s * factor, look.second_s * factor)
 
-    def _best_return(self, primary: int, auxiliary: int, enter_s: float) -> tuple[float, Forecast]:
-        """Return when auxiliary rollouters should leave (seconds from now), and what that gains."""
-        plan, state = self.core.plan, self._state()
-        models, prior = plan.models, plan.prior(self.train.step)
-        out_s = models.switch.rollout_on_train_out_s
-        alone_s = self._second_s(state, [(0.0, primary)], 0.0)
+    def _leave(
+        self, state: RolloutState, primary: int, auxiliary: int, enter_s: float
+    ) -> tuple[float, float]:
+        """Return (seconds to the second next batch, when to leave) of the best way back of a lease."""
+        out_s = self.core.plan.models.switch.rollout_on_train_out_s
         both: list[Stretch] = [(0.0, primary + auxiliary)]
         if enter_s > 0.0:
             both = [(0.0, primary), (enter_s, primary + auxiliary)]
-        look = outlook(models.iteration, models.limits, prior, state, both, train_s=self._train_s())
-        if inf in (look.ready_s, alone_s):
-            return 0.0, Forecast(0.0, 0.0)
+        ready_s = self._outlook(state, both).ready_s
+        if ready_s == inf:
+            return inf, 0.0
         best = (inf, 0.0)
-        for leave_s in sorted({max(enter_s, look.ready_s - share * out_s) for share in (0.0, 0.6, 1.0)}):
-            second_s = self._second_s(state, [*both, (leave_s, primary)], leave_s + out_s)
-            best = min(best, (second_s, leave_s))
-        cost_s = enter_s + out_s
-        margin_s = max(MIN_GAIN_SHARE * alone_s, MIN_GAIN_OVER_COST * cost_s)
-        return best[1], Forecast(alone_s - best[0], margin_s)
+        for leave_s in sorted({max(enter_s, ready_s - share * out_s) for share in LEAVE_SHARES}):
+            look = self._outlook(state, [*both, (leave_s, primary)], leave_s + out_s)
+            best = min(best, (look.second_s, leave_s))
+        return best
+
+    def _weigh_rollout_on_train(self, primary: int, auxiliary: int) -> Forecast:
+        """Predict what lending the training pool now gains, with the way back hidden as well as may be."""
+        state, switch = self._state(), self.core.plan.models.switch
+        alone = self._outlook(state, [(0.0, primary)])
+        lent_s, _ = self._leave(state, primary, auxiliary, switch.rollout_on_train_in_s)
+        if inf in (alone.second_s, lent_s):
+            return NO_GAIN
+        cost_s = switch.rollout_on_train_in_s + switch.rollout_on_train_out_s
+        margin_s = max(MIN_GAIN_SHARE * alone.second_s, MIN_GAIN_OVER_COST * cost_s)
+        self.retry_s = RETRY_FACTOR * alone.ready_s + MIN_REVIEW_S
+        return Forecast(alone.second_s - lent_s, margin_s)
 
     def keep_for_s(self, auxiliary: int) -> float | None:
         """Return for how long an active lease should go on, None if it should end now."""
         primary = self._active_primaries()
         if primary < 1:
             return MIN_REVIEW_S
-        out_s = self.core.plan.models.switch.rollout_on_train_out_s
         state = self._state()
-        now_s = self._second_s(state, [(0.0, primary)], out_s)
-        leave_s, _ = self._best_return(primary, auxiliary, 0.0)
-        kept_s = self._second_s(state, [(0.0, primary + auxiliary), (leave_s, primary)], leave_s + out_s)
-        return max(leave_s, MIN_REVIEW_S) if kept_s < now_s else None
+        out_s = self.core.plan.models.switch.rollout_on_train_out_s
+        now = self._outlook(state, [(0.0, primary)], out_s)
+        kept_s, leave_s = self._leave(state, primary, auxiliary, 0.0)
+        return max(leave_s, MIN_REVIEW_S) if kept_s < now.second_s else None

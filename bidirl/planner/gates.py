@@ -195,7 +195,7 @@ def batch_work(plan: Plan, step: int = 0) -> list[SegmentWork]:
     prior, trainer, n = plan.prior(step), plan.models.trainer, plan.samples_per_group
     works = [trainer.sample_work(prior.prompt_mean_tokens + tokens) for tokens in prior.quantiles]
     batch = sum(works) / len(works) * plan.groups_per_step * n
-    chunks = -(-plan.groups_per_step // plan.policy.chunk_groups)
+    chunks = -(-plan.groups_per_step // plan.chunk_groups)
     segments = [SegmentWork(kind, batch, max(works), chunks) for kind in plan.segments]
     part = SegmentWork(
         SegmentKind.UPDATE,

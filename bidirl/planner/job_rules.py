@@ -190,7 +190,7 @@ def _layout_rules(file: ConfigFile, parts: JobParts) -> Iterator[str]:
 def _workload_rules(file: ConfigFile, parts: JobParts) -> Iterator[str]:
     workload, engine, chunk = parts.workload, parts.engine, parts.policy.chunk_groups
     per_update = workload.prompts_per_step // workload.mini_batches
-    if chunk > per_update:
+    if chunk is not None and chunk > per_update:
         rule = f"exceeds the {per_update} groups of a mini-batch; lower it"
         because = [("workload", "prompts_per_step"), ("workload", "mini_batches")]
         yield file.problem(("policy", "chunk_groups"), chunk, rule, because)

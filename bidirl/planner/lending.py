@@ -69,6 +69,7 @@ class Lender:
         self.gatekeeper = Gatekeeper(core, rollout, train)
         self.length_aware = plan.policy.split is Split.LENGTH_AWARE
         self.num_timers = 0
+        self.gate_timer = 0
         self.budget = Budget()
         self.lease: Lease | None = None
         self.num_leases = 0
@@ -85,8 +86,16 @@ class Lender:
                 self._begin(Proposal(Direction.TIME_SHARE, tuple(range(self.rollout.num_primary))))
             return
         proposal = self.gatekeeper.propose()
+        retry_s = self.gatekeeper.take_retry()
         if proposal is not None:
             self._begin(proposal)
+        elif retry_s is not None:
+            self.gate_timer = self._set_timer(retry_s)
+
+    def _set_timer(self, delay_s: float) -> int:
+        self.num_timers += 1
+        self.core.actions.append(SetTimer(self.core.next_serial(), self.num_timers, delay_s))
+        return self.num_timers
 
     def on_progress(self, event: Progress) -> None:
         """Take the tokens of a replica's samples; the last answer completes the question."""
@@ -96,7 +105,11 @@ class Lender:
     def on_timer(self, event: TimerFired) -> None:
         """Ask again whether an active lease should end."""
         lease = self.lease
-        if lease is not None and lease.state is LeaseState.ACTIVE and lease.timer == event.timer:
+        if lease is None:
+            if event.timer == self.gate_timer:
+                self.gatekeeper.reconsider()
+                self.core.gate_due = True
+        elif lease.state is LeaseState.ACTIVE and lease.timer == event.timer:
             self._review()
 
     def _review(self) -> None:
@@ -116,9 +129,7 @@ class Lender:
             if until_s is None:
                 self._empty(lease)
             else:
-                self.num_timers += 1
-                lease.timer = self.num_timers
-                self.core.actions.append(SetTimer(self.core.next_serial(), lease.timer, until_s))
+                lease.timer = self._set_timer(until_s)
 
     def _begin(self, proposal: Proposal) -> None:
         self.num_leases += 1
@@ -206,7 +217,7 @@ class Lender:
     def _settle_rollout_on_train(self, lease: Lease) -> None:
         if lease.state is LeaseState.RETURNING:
             return
-        replicas = [self.rollout.replicas[number] for number in lease.replicas]
+        rollout = self.rollout
         wanted_back = self.train.batch_ready()
         if lease.state is LeaseState.ENTERING:
             if wanted_back:
@@ -214,9 +225,10 @@ class Lender:
             return
         if lease.state is LeaseState.ACTIVE and wanted_back:
             self._empty(lease)
-        idle = all(not replica.groups and not replica.syncing for replica in replicas)
-        gone = not any(replica.active for replica in replicas)
-        if idle and (lease.state is LeaseState.EMPTYING or gone or not self._work_ahead()):
+        if rollout.num_busy_auxiliary or rollout.num_syncing_auxiliary:
+            return
+        gone = not any(rollout.replicas[number].active for number in lease.replicas)
+        if lease.state is LeaseState.EMPTYING or gone or not self._work_ahead():
             self._return(lease)
 
     def _empty(self, lease: Lease) -> None:
@@ -235,8 +247,7 @@ class Lender:
             return False
         if self.length_aware and self.lease is not None and not self.lease.filled:
             return True
-        leaving = any(replica.leaving for replica in self.rollout.replicas)
-        return leaving or bool(self.rollout.queue) or self.rollout.startable() > 0
+        return self.rollout.num_leaving > 0 or bool(self.rollout.queue) or self.rollout.startable() > 0
 
     def _settle_train_on_rollout(self, lease: Lease) -> None:
         train, side = self.train, self.train.sides[AUXILIARY]

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import ceil
 
 from bidirl.errors import InputError
 from bidirl.models.stages import StageModels
@@ -11,6 +12,11 @@ from bidirl.planner.policy import Granularity, Lending, Placement, PolicyConfig
 from bidirl.traces.lengths import LengthPrior
 
 __all__ = ["Plan"]
+
+SAMPLES_PER_PULL = 4
+"""Samples of a pull that each trainer replica gets, at least: with fewer, the longest sample of a pull
+rather than the work decides how long it takes. (12 replicas, 8 samples a group and 8 chunks a pull: 1 group a
+chunk, as in the public re-implementation's setting.)"""
 
 
 @dataclass(frozen=True)
@@ -93,6 +99,15 @@ class Plan:
         if self.policy.lending not in (Lending.ROLLOUT_ON_TRAIN, Lending.BOTH):
             return 0
         return self.train_gpus // self.rollout_replica_gpus
+
+    @cached_property
+    def chunk_groups(self) -> int:
+        """Groups in one trainer chunk: the policy's, else ``SAMPLES_PER_PULL`` a replica and pull."""
+        if self.policy.chunk_groups is not None:
+            return self.policy.chunk_groups
+        samples = SAMPLES_PER_PULL * self.train_replicas
+        groups = ceil(samples / (self.samples_per_group * self.policy.max_chunks_per_pull))
+        return min(groups, self.groups_per_step // self.mini_batches)
 
     @cached_property
     def admission(self) -> Admission:

@@ -197,8 +197,8 @@ class PolicyConfig(BaseModel):
     """Groups that one rollout replica holds at a time; without it only the engine's limits count."""
     max_concurrency: Count | None = None
     """Groups in flight over all replicas; without it only admission counts."""
-    chunk_groups: Count = 1
-    """Groups in one trainer chunk."""
+    chunk_groups: Count | None = None
+    """Groups in one trainer chunk; without it as many as give each trainer replica some samples of a pull."""
     max_chunks_per_pull: Count = 8
     """``s_max`` of the paper's Algorithm 2: chunks that a side takes at once."""
 

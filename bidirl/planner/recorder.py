@@ -94,7 +94,14 @@ class Recorder:
             if self.colocated:
                 return [(Owner.ROLLOUT, 0, self.plan.rollout_gpus)]
             return [(Owner.TRAIN, 0, self.plan.train_gpus)]
-        return [self.rollout_unit(replica) for replica in replicas]
+        size = self.plan.rollout_replica_gpus
+        units: list[tuple[Owner, int, int]] = []
+        for replica in replicas:  # neighbours make one unit: a pool lent as a whole is one span
+            if units and units[-1][1] + units[-1][2] == replica * size:
+                units[-1] = (Owner.ROLLOUT, units[-1][1], units[-1][2] + size)
+            else:
+                units.append((Owner.ROLLOUT, replica * size, size))
+        return units
 
     # ----------------------------------------------------------------- samples
 
@@ -176,9 +183,9 @@ class Recorder:
         train, samples, n = self.scheduler.train, self.record.samples, self.n
         prompt = response = 0
         for group, chunk in zip(train.last_batch, train.last_chunk_of, strict=True):
-            lo = group.id * n
-            samples.step[lo : lo + n] = [self._step - 1] * n
-            samples.chunk[lo : lo + n] = [chunk] * n
+            for row in range(group.id * n, group.id * n + n):
+                samples.step[row] = self._step - 1
+                samples.chunk[row] = chunk
             prompt += group.prompt_tokens * n
             response += sum(group.tokens.values())
         steps = self.record.steps

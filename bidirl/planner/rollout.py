@@ -97,6 +97,10 @@ class RolloutSide:
         self.trainer_blocked = False
         """Whether the trainer waits for the round (or for a publication)."""
         self.num_busy_primary = 0
+        self.num_busy_auxiliary = 0
+        self.num_syncing_auxiliary = 0
+        self.num_leaving = 0
+        """(replica, group) pairs that were asked off a replica and have not been reported yet."""
         self.num_syncing = 0
         self.scoring: deque[int] = deque()
         self.num_scoring = 0
@@ -182,6 +186,8 @@ class RolloutSide:
         core = self.core
         serial = core.next_serial()
         if replica.auxiliary:
+            if not replica.groups:
+                self.num_busy_auxiliary += 1
             self.auxiliary_share -= 1
             key = replica.id, group.id
             self._prefixes[key] = self._prefixes.get(key, 0) + sum(prefixes)
@@ -200,7 +206,9 @@ class RolloutSide:
     def preempt(self, replica: Rollouter, groups: tuple[int, ...]) -> None:
         """Ask groups off a replica."""
         if groups:
+            self.num_leaving -= len(replica.leaving)
             replica.leaving.update(groups)
+            self.num_leaving += len(replica.leaving)
             self.core.actions.append(Preempt(self.core.next_serial(), replica.id, groups))
 
     # ------------------------------------------------------------ completion
@@ -208,11 +216,16 @@ class RolloutSide:
     def _release(self, replica: Rollouter, group: Group) -> None:
         del group.places[replica.id]
         del replica.groups[group.id]
-        replica.leaving.discard(group.id)
+        if group.id in replica.leaving:
+            replica.leaving.discard(group.id)
+            self.num_leaving -= 1
         replica.restarting.discard(group.id)
-        if not replica.groups and not replica.auxiliary:
-            self.num_busy_primary -= 1
-            self.core.gate_due = True
+        if not replica.groups:
+            if replica.auxiliary:
+                self.num_busy_auxiliary -= 1
+            else:
+                self.num_busy_primary -= 1
+                self.core.gate_due = True
         self.note_load(replica)
 
     def on_samples_finished(self, event: SamplesFinished) -> None:
@@ -389,8 +402,7 @@ class RolloutSide:
         return len(self.groups) - self.num_scoring - len(self.scoring)
 
     def _sync(self, replica: Rollouter, num_receivers: int) -> None:
-        replica.syncing = True
-        self.num_syncing += 1
+        self._set_syncing(replica, True)
         if self.restarts:
             replica.restarting.update(replica.groups)
             self.preempt(replica, tuple(sorted(replica.groups)))
@@ -399,6 +411,13 @@ class RolloutSide:
                 self.core.next_serial(), replica.id, self.round_version, num_receivers, self.recompute
             )
         )
+
+    def _set_syncing(self, replica: Rollouter, syncing: bool) -> None:
+        change = syncing - replica.syncing
+        replica.syncing = syncing
+        self.num_syncing += change
+        if replica.auxiliary:
+            self.num_syncing_auxiliary += change
 
     def catch_up(self, replica: Rollouter) -> None:
         """Bring a replica that (again) plays the rollout role to the version that the others hold."""
@@ -412,9 +431,7 @@ class RolloutSide:
         """Take a replica's confirmation; the last one of a round opens the credit of its version."""
         replica_id, version = event.replica, event.version
         replica = self.replicas[replica_id]
-        if replica.syncing:
-            replica.syncing = False
-            self.num_syncing -= 1
+        self._set_syncing(replica, False)
         if version < replica.version:
             raise InvariantBroken(
                 f"replica {replica_id} went back from version {replica.version} to {version}"
@@ -431,9 +448,7 @@ class RolloutSide:
     def on_sync_failed(self, event: SyncFailed) -> None:
         """Try again: the replica still runs the old version, and the round still waits for it."""
         replica = self.replicas[event.replica]
-        if replica.syncing:
-            replica.syncing = False
-            self.num_syncing -= 1
+        self._set_syncing(replica, False)
         if replica.active and not replica.lost:
             self.catch_up(replica)
 
@@ -450,8 +465,8 @@ class RolloutSide:
     def on_lost(self, replica_id: int) -> None:
         """Queue again, from the start, whatever a lost replica held; ask for the replica back."""
         replica = self.replicas[replica_id]
-        self.num_syncing -= replica.syncing
-        replica.lost, replica.active, replica.accepting, replica.syncing = True, False, False, False
+        self._set_syncing(replica, False)
+        replica.lost, replica.active, replica.accepting = True, False, False
         back: list[tuple[Group, Place, tuple[int, ...]]] = []
         for group in sorted(replica.groups.values(), key=lambda group: group.id):
             indices = group.places[replica_id][0]

@@ -89,7 +89,7 @@ class TrainSide:
         self.groups_per_update = plan.groups_per_step // plan.mini_batches
         self.need = self.groups_per_update if self.streamed else plan.groups_per_step
         """Groups that must be ready before training starts or goes on."""
-        self.chunk_groups = plan.policy.chunk_groups
+        self.chunk_groups = plan.chunk_groups
         self.pull_chunks = plan.policy.max_chunks_per_pull
         self.splits_tail = plan.policy.split is not Split.EVEN
         switch = plan.models.switch
@@ -226,6 +226,8 @@ class TrainSide:
         side = self.sides[number]
         if side.running is not None or not side.may_pull or not self.pending:
             return
+        if side.declines or side.merging:
+            return  # it is on its way out
         count = self._share(number)
         if not count:
             side.declines = number == AUXILIARY and self.leave_s > 0.0 and self.last_segment()

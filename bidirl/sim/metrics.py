@@ -5,7 +5,7 @@ the run are dropped as the paper does. Ledger, lag, span, leases and resumes cov
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -186,7 +186,7 @@ class _Columns:
         )
 
 
-def _ints(values: list[int]) -> Ints:
+def _ints(values: Sequence[int]) -> Ints:
     return np.asarray(values, dtype=np.int64)
 
 

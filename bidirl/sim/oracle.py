@@ -46,7 +46,7 @@ def fork(driver: Driver) -> Driver:
     for table in (record.samples, record.spans, record.steps, record.leases):
         for name in table.__slots__:
             column = getattr(table, name)
-            memo[id(column)] = list(column)
+            memo[id(column)] = column[:]
     twin = copy.deepcopy(driver, memo)
     twin.adopt()
     return twin
@@ -56,7 +56,7 @@ def _publication_s(driver: Driver, *, taken: bool) -> float:
     """Return when the second next version is published if the lease is (not) taken now."""
     twin = fork(driver)
     scheduler = twin.scheduler
-    scheduler.lender.gatekeeper.forced = taken
+    scheduler.lender.gatekeeper.force(taken=taken)
     published = twin.recorder.record.steps.published_s
     until = min(len(published) + PUBLICATIONS, twin.plan.num_steps)
     twin.carry_out(scheduler.resume())

@@ -4,10 +4,23 @@ Filled by a driver (simulated or real), read by metrics, tables, figures and the
 plain numbers, one list per column: appending is cheap, numpy takes them whole.
 """
 
+from array import array
+from collections.abc import MutableSequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
 __all__ = ["Activity", "Leases", "Owner", "RunRecord", "Samples", "Spans", "Steps"]
+
+Column = MutableSequence[int]
+Times = MutableSequence[float]
+
+
+def _ints() -> Column:
+    return array("i")
+
+
+def _floats() -> Times:
+    return array("d")
 
 
 class Owner(IntEnum):
@@ -74,31 +87,31 @@ class Steps:
 
 @dataclass(slots=True)
 class Samples:
-    """One row per issued sample, in order of the sample's id."""
+    """One row per issued sample, in order of the sample's id; packed, since a run may have a million."""
 
-    group: list[int] = field(default_factory=list)
-    index: list[int] = field(default_factory=list)
-    prompt_tokens: list[int] = field(default_factory=list)
-    response_tokens: list[int] = field(default_factory=list)
+    group: Column = field(default_factory=_ints)
+    index: Column = field(default_factory=_ints)
+    prompt_tokens: Column = field(default_factory=_ints)
+    response_tokens: Column = field(default_factory=_ints)
     """Length of the sample when complete."""
-    generated_tokens: list[int] = field(default_factory=list)
+    generated_tokens: Column = field(default_factory=_ints)
     """Tokens generated so far; equal to ``response_tokens`` when finished."""
-    start_s: list[float] = field(default_factory=list)
+    start_s: Times = field(default_factory=_floats)
     """When the group was first handed to a replica (nan if never)."""
-    finish_s: list[float] = field(default_factory=list)
+    finish_s: Times = field(default_factory=_floats)
     """nan while unfinished."""
-    version: list[int] = field(default_factory=list)
+    version: Column = field(default_factory=_ints)
     """Oldest version of any of its tokens."""
-    last_version: list[int] = field(default_factory=list)
+    last_version: Column = field(default_factory=_ints)
     """Newest version of any of its tokens; ``span = last_version - version + 1``."""
-    step: list[int] = field(default_factory=list)
+    step: Column = field(default_factory=_ints)
     """Step that trained it (= version of the weights that consumed it); -1 if none."""
     dropped: list[str] = field(default_factory=list)
     """Cause of a drop (``filtered``, ``expired``, ``failed``); empty otherwise."""
-    num_resumes: list[int] = field(default_factory=list)
-    prefix_tokens: list[int] = field(default_factory=list)
+    num_resumes: Column = field(default_factory=_ints)
+    prefix_tokens: Column = field(default_factory=_ints)
     """Tokens prefilled again by resumes (sum over its resumes)."""
-    chunk: list[int] = field(default_factory=list)
+    chunk: Column = field(default_factory=_ints)
     """Index of its chunk inside its step's first update segment; -1 if untrained."""
 
 
