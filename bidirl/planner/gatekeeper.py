@@ -26,9 +26,6 @@ LEAVE_SHARES = (0.0, 0.6, 1.0)
 """Shares of C_out before the batch is complete at which a lease might end: none hidden, most, all."""
 RETRY_FACTOR = 1.1
 """A refused lease is weighed again if the batch is later than predicted by this factor."""
-SUBSET_SHARE = 0.7
-"""Idle replicas are lent without waiting for the others if they promise this share of what all would."""
-
 NO_GAIN = Forecast(0.0, 0.0)
 
 
@@ -74,6 +71,8 @@ class Gatekeeper:
         """Replicas whose answer is missing."""
         self._ages: dict[int, list[int]] = {}
         """Group -> tokens of its running samples, as of the last question; ended samples are not in it."""
+        self._asked_of = -1
+        """Busy primaries at the last question."""
         self._asked_in: tuple[int, int, Phase] | None = None
         """Period in which the ages were asked for."""
 
@@ -107,6 +106,7 @@ class Gatekeeper:
         """Judge anew: reality has departed from what was predicted."""
         self._judged_in.clear()
         self._asked_in = None
+        self._asked_of = -1
 
     def _rests(self, direction: Direction) -> bool:
         return self._closed_in.get(direction) == self._period()
@@ -191,7 +191,8 @@ class Gatekeeper:
         if rollout.num_busy_primary and not self.length_aware:
             return None
         busy = rollout.num_busy_primary
-        if self._judged(Direction.TRAIN_ON_ROLLOUT, busy.bit_length(), rollout.num_syncing > 0):
+        asked = len(self._open)
+        if self._judged(Direction.TRAIN_ON_ROLLOUT, busy.bit_length(), rollout.num_syncing > 0, asked):
             return None
         active = [r for r in rollout.replicas[: rollout.num_primary] if r.active and not r.syncing]
         idle = tuple(replica.id for replica in active if not replica.groups)
@@ -203,16 +204,35 @@ class Gatekeeper:
             forecast = self.predictor.train_on_rollout(segments, primary, auxiliary)
             return self._passed(Proposal(Direction.TRAIN_ON_ROLLOUT, idle, forecast))
         forecast = self.predictor.train_on_rollout_hidden(segments, primary, auxiliary)
-        everybody = len(active) * plan.rollout_replica_gpus // plan.train_replica_gpus
-        if everybody > auxiliary and self.foresee is None:
-            most = self.predictor.train_on_rollout_hidden(segments, primary, everybody)
-            if forecast.gain_s < SUBSET_SHARE * most.gain_s:
-                return None
+        weighed = self.foresee is not None or self.forced is not None  # by simulation
+        if busy and not weighed and not self._now_is_best(forecast, segments, len(active)):
+            return None
         switch = plan.models.switch
         cost_s = switch.train_on_rollout_in_s + switch.train_on_rollout_out_s + switch.grad_s
         margin_s = MIN_GAIN_SHARE * self.predictor.train_s(segments, primary)
         forecast = Forecast(forecast.gain_s, max(margin_s, MIN_GAIN_OVER_COST * cost_s))
         return self._passed(Proposal(Direction.TRAIN_ON_ROLLOUT, idle, forecast))
+
+    def _now_is_best(self, now: Forecast, segments: list[SegmentWork], num_active: int) -> bool:
+        """Return whether lending the idle replicas gains more than waiting until all of them are idle.
+
+        A lease does not grow: whoever becomes idle later stays idle until the step is over.
+        """
+        plan, rollout = self.core.plan, self.rollout
+        if self._asked_of != rollout.num_busy_primary:
+            self.ask()
+        if self._open:
+            return False  # the last answer brings the question back
+        state = replace(self._state(), startable=0, per_step=1)
+        state = replace(state, need=len(state.running))
+        wait_s = self._outlook(state, [(0.0, rollout.num_busy_primary)]).ready_s
+        primary = self.train.sides[PRIMARY].num_replicas
+        rest = self.predictor.drain_prefix(segments, wait_s, primary)
+        auxiliary = num_active * plan.rollout_replica_gpus // plan.train_replica_gpus
+        later = self.predictor.train_on_rollout_hidden(rest, primary, auxiliary)
+        if later.gain_s > now.gain_s:
+            self.retry_s = RETRY_FACTOR * wait_s + MIN_REVIEW_S
+        return later.gain_s <= now.gain_s
 
     def _passed(self, proposal: Proposal) -> Proposal | None:
         forecast = proposal.forecast
@@ -260,6 +280,7 @@ class Gatekeeper:
         self._ages = {group: [] for replica in holders for group in replica.groups}
         self._open = {replica.id for replica in holders}
         self._asked_in = self._period()
+        self._asked_of = self.rollout.num_busy_primary
         for replica in holders:
             self.core.actions.append(RequestProgress(self.core.next_serial(), replica.id))
         return not holders
