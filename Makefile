@@ -5,7 +5,7 @@ BASE := .venv/.stamp-base
 DEV := .venv/.stamp-dev
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 BASE_TESTS := -m "not engine and not gpu and not bench"
-DEMO_VARY := --vary workload.max_response_tokens=1024,2048,4096 --vary policy.staleness=0,0.5,1
+DEMO_VARY := --vary policy.name=no_borrow,bidirl --vary workload.max_response_tokens=1024,2048,4096 --vary policy.staleness=0,0.5,1
 
 .PHONY: demo test check bench docs clean
 .NOTPARALLEL:
