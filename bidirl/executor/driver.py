@@ -13,7 +13,7 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
-from bidirl.errors import InvariantBroken
+from bidirl.errors import InputError, InvariantBroken
 from bidirl.executor.backends import Backend, CallFailed, Ended, Taken
 from bidirl.executor.clock import Clock
 from bidirl.executor.inbox import Inbox, key_of
@@ -23,6 +23,7 @@ from bidirl.executor.training import Training
 from bidirl.planner import events as ev
 from bidirl.planner.events import Action, Event
 from bidirl.planner.plan import Plan
+from bidirl.planner.policy import Gate
 from bidirl.planner.recorder import Recorder
 from bidirl.planner.scheduler import Scheduler
 from bidirl.traces.run_record import Activity, RunRecord
@@ -65,6 +66,11 @@ class Driver:
         sink: Sink | None = None,
         deadlines: Deadlines | None = None,
     ) -> None:
+        if plan.policy.gate is Gate.ORACLE:
+            raise InputError(
+                "policy.gate = oracle: it needs the lengths before they are generated, which only a "
+                'simulation has; use gate = "models"'
+            )
         self.plan = plan
         self.backend = backend
         self.clock = clock
@@ -186,8 +192,8 @@ class Driver:
         self.inbox.put(key_of(ev.SamplesFinished, self.causes[replica].get(group, 0)), take)
 
     def _collect(self, replica: int, group: int, number: int) -> Event | None:
-        if self.announced[replica] != number or replica in self.down:
-            return None
+        if self.announced[replica] != number or group not in self.causes[replica]:
+            return None  # overtaken, lost, or on its way back with a preemption
         ended = self.backend.collect(replica, group)
         if ended is None:
             return None

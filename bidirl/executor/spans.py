@@ -59,10 +59,13 @@ class OpenSpans:
     def cut(self, unit: Unit, end_s: float) -> None:
         """End whatever some devices are doing, because they are lost; a sync if its begin is known."""
         for span in self._open.values():
-            if unit in span.units:
-                span.units.remove(unit)
-                if span.is_known:
-                    self._write(span, unit, end_s)
+            for whole in list(span.units):
+                part, rest = _split(whole, unit)
+                if part is not None:
+                    span.units.remove(whole)
+                    span.units.extend(rest)
+                    if span.is_known:
+                        self._write(span, part, end_s)
 
     def cut_owner(self, owner: int, end_s: float) -> None:
         """End whatever an owner does, because it is lost."""
@@ -83,3 +86,13 @@ class OpenSpans:
         self._recorder.span(*unit, span.activity, span.start_s, end_s)
         if len(steps) > before:
             steps[-1] = span.step
+
+
+def _split(whole: Unit, lost: Unit) -> tuple[Unit | None, list[Unit]]:
+    """Return the part of some devices that is among the lost ones, and what is left of them."""
+    owner, first, num = whole
+    low, high = max(first, lost[1]), min(first + num, lost[1] + lost[2])
+    if owner != lost[0] or low >= high:
+        return None, [whole]
+    rest = [(owner, first, low - first), (owner, high, first + num - high)]
+    return (owner, low, high - low), [unit for unit in rest if unit[2]]

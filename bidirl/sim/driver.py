@@ -542,11 +542,12 @@ class Driver:
                 samples.generated_tokens[seq] = tokens
                 samples.last_version[seq] = self.versions[index]
             self._generated(index)
-            self.losses.cut((index,), now)
             self.losses.close(index)
             self._account(index)
         spans = record.spans
-        spans.end_s[:] = [min(end_s, now) for end_s in spans.end_s]
+        for row, end_s in enumerate(spans.end_s):
+            if end_s > now:  # still going on; an unfinished sync has no start that counts
+                spans.end_s[row] = spans.start_s[row] if spans.activity[row] == Activity.SYNC else now
         kept = [row for row, end_s in enumerate(spans.end_s) if end_s > spans.start_s[row]]
         if len(kept) < len(spans.end_s):
             for column in fields(spans):

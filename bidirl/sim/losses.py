@@ -6,6 +6,7 @@ in the executor's driver, so that both write the same journal.
 
 from __future__ import annotations
 
+from dataclasses import fields
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +60,7 @@ class Losses:
         now = driver.env.now
         driver.stale[index] = driver.scheduler.core.serial
         self.lives[index] += 1
-        self.cut((index,), now)
+        self._cut((index,), now)
         driver.lose_engine(index)
         self.down[index] = now, driver.scheduler.train.step
         lent = driver.lease
@@ -82,7 +83,7 @@ class Losses:
         if driver.lease is not simpy_event._value or driver.lease_released:
             return
         driver.stale_side = driver.scheduler.core.serial
-        self.cut(driver.lease.replicas, driver.env.now, keep=Activity.BROADCAST)
+        self._cut(driver.lease.replicas, driver.env.now, keep=Activity.BROADCAST)
         driver.handle(ev.SideLost(1))
 
     def restart(self, action: ev.RestartReplica) -> None:
@@ -129,16 +130,41 @@ class Losses:
             self.close(index)
             self.down[index] = inf, step
 
-    def cut(self, replicas: tuple[int, ...], now: float, keep: Activity | None = None) -> None:
+    def _cut(self, replicas: tuple[int, ...], now: float, keep: Activity | None = None) -> None:
         """End the spans that replicas are in; an unfinished sync has no start that counts."""
         recorder = self.driver.recorder
         spans = recorder.record.spans
-        units = {recorder.rollout_unit(index)[:2] for index in replicas}
+        lost: set[tuple[int, int]] = set()
+        for index in replicas:
+            owner, first, num_gpus = recorder.rollout_unit(index)
+            lost.update((owner, device) for device in range(first, first + num_gpus))
         ends_s = spans.end_s
         while self.past_row < len(ends_s) and ends_s[self.past_row] <= now:
             self.past_row += 1
         for row in range(self.past_row, len(ends_s)):
             if ends_s[row] <= now or spans.activity[row] == keep:
                 continue
-            if (spans.owner[row], spans.unit[row]) in units:
-                ends_s[row] = spans.start_s[row] if spans.activity[row] == Activity.SYNC else now
+            first = spans.unit[row]
+            devices = range(first, first + spans.num_gpus[row])
+            gone = [device for device in devices if (spans.owner[row], device) in lost]
+            if gone:
+                for device in devices:  # those that stay go on in spans of their own
+                    if device not in gone:
+                        self._copy(row, device)
+                for device in gone[1:]:
+                    self._copy(row, device)
+                    self._end(-1, now)
+                spans.unit[row], spans.num_gpus[row] = gone[0], 1
+                self._end(row, now)
+
+    def _copy(self, row: int, device: int) -> None:
+        """Append the part that one device has in a span."""
+        spans = self.driver.recorder.record.spans
+        for column in fields(spans):
+            values = getattr(spans, column.name)
+            values.append(values[row])
+        spans.unit[-1], spans.num_gpus[-1] = device, 1
+
+    def _end(self, row: int, now: float) -> None:
+        spans = self.driver.recorder.record.spans
+        spans.end_s[row] = spans.start_s[row] if spans.activity[row] == Activity.SYNC else now
