@@ -297,6 +297,10 @@ def test_new_coefficients_are_an_event_like_any_other() -> None:
 def test_the_oracle_is_refused_on_a_real_clock() -> None:
     plan, workload = small("bidirl")
     oracle = replace(plan, policy=plan.policy.model_copy(update={"gate": Gate.ORACLE}))
-    clock = RealClock()
-    with pytest.raises(InputError, match="oracle"):
+
+    async def build() -> None:
+        clock = RealClock()
         Driver(oracle, FakeBackend(oracle, workload, clock), clock)
+
+    with pytest.raises(InputError, match="oracle"):
+        asyncio.run(build())
