@@ -160,7 +160,8 @@ class Gatekeeper:
     def _rollout_on_train(self) -> Proposal | None:
         rollout = self.rollout
         idle = rollout.num_busy_primary == 0
-        if self._judged(Direction.ROLLOUT_ON_TRAIN, idle, rollout.credit() > 0, len(self._open)):
+        known = self._asked_in == self._period() and not self._open
+        if self._judged(Direction.ROLLOUT_ON_TRAIN, idle, rollout.credit() > 0, known):
             return None
         missing = min(self.train.missing(), rollout.groups_in_flight() + max(0, rollout.startable()))
         ids = tuple(replica.id for replica in rollout.replicas[rollout.num_primary :] if not replica.lost)
@@ -191,8 +192,8 @@ class Gatekeeper:
         if rollout.num_busy_primary and not self.length_aware:
             return None
         busy = rollout.num_busy_primary
-        asked = len(self._open)
-        if self._judged(Direction.TRAIN_ON_ROLLOUT, busy.bit_length(), rollout.num_syncing > 0, asked):
+        known = self._asked_of == busy and not self._open
+        if self._judged(Direction.TRAIN_ON_ROLLOUT, busy.bit_length(), rollout.num_syncing > 0, known):
             return None
         active = [r for r in rollout.replicas[: rollout.num_primary] if r.active and not r.syncing]
         idle = tuple(replica.id for replica in active if not replica.groups)
