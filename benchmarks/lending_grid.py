@@ -125,10 +125,10 @@ def report(grid: list[Cell], rows: list[dict[str, tuple[float, int]]], wall_s: f
     }
     worst = min(range(len(grid)), key=gains.__getitem__)
     setting = (
-        f"{STEPS} steps, 4 prompts a GPU, 8 samples a prompt, seed {SEED}; {len(grid)} cells:\n8, 32 and 256 "
-        "GPUs, rollout share 1/8 to 3/4, s from 0 to 4, log-length spread 0.3 and 1.0, switch costs\nx0.2, x1 "
-        f"and x3. `{OURS}` is preset `bidirl` with `split = length_aware`; `oracle` (at 8 GPUs only)\n"
-        "simulates both branches of each decision with the true lengths."
+        f"{STEPS} steps, 4 prompts a GPU, 8 samples a prompt, seed {SEED}; {len(grid)} cells:\n"
+        "8, 32 and 256 GPUs, rollout share 1/8 to 3/4, s from 0 to 4, log-length spread 0.3 and 1.0,\n"
+        f"switch costs x0.2, x1 and x3. `{OURS}` is preset `bidirl` with `split = length_aware`;\n"
+        "`oracle` (at 8 GPUs only) simulates both branches of each decision with the true lengths."
     )
     lines = [
         "# Lending on a fixed grid",

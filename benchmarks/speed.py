@@ -138,8 +138,8 @@ def main() -> None:
         f"Made by `python benchmarks/speed.py` on {platform.machine()}, Python {platform.python_version()}."
     )
     setting = (
-        f"Mean response {MEAN_TOKENS} tokens, 8 samples a prompt, every decision taken, one process\nunless said, "
-        f"best of {REPEATS} (one from 2,048 GPUs on)."
+        f"Mean response {MEAN_TOKENS} tokens, 8 samples a prompt, every decision taken, one process unless\n"
+        f"said, best of {REPEATS} (one from 2,048 GPUs on)."
     )
     head = (
         "| policy (16 GPUs, 40 steps) | decode tokens per s | samples per s | scheduler events per s "
