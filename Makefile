@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 BASE_TESTS := -m "not engine and not gpu and not bench"
 DEMO_VARY := --vary policy.name=no_borrow,bidirl --vary workload.max_response_tokens=1024,2048,4096 --vary policy.staleness=0,0.5,1
 
-.PHONY: demo test check bench docs clean
+.PHONY: demo test check bench docs validation clean
 .NOTPARALLEL:
 
 demo: $(BASE) ## A sweep over response lengths and staleness: table, CSV and figures in out/demo
@@ -29,6 +29,9 @@ bench: $(DEV) ## Cost, as ratios and slopes
 
 docs: $(DEV) ## Links and commands of README and docs/ hold
 	@$(BIN)/python -m pytest -q tests/test_docs.py
+
+validation: $(BASE) ## docs/validation.md: measured, predicted, error and free parameters of every table
+	@$(BIN)/python benchmarks/validation.py
 
 clean: ## Remove what the targets made, .venv too
 	@rm -rf .venv out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -18,14 +18,14 @@ from bidirl.sim.reality.paper_plot import plot_paper
 from bidirl.sim.reality.table import RealityTable, markdown_table
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-TABLES = ("rfc", "verl", "paper")
+TABLES = ("rfc", "verl", "verl_more", "paper")
 """Modules of bidirl.sim.reality with a ``table()``, in the order of the page."""
 INTRO = """# Validation
 
-Made by `make validation`; do not edit. The simulator against published measurements: each table prints what was
-measured, what we predict, the error, and every parameter that its source does not give. Rows used for fitting
-are marked; rows that miss stay. Seeds are fixed and nothing depends on the clock, so a changed number shows as a
-diff."""
+Made by `make validation`; do not edit. The simulator against published measurements: each table prints what
+was measured, what we predict, the error, and every parameter that its source does not give. Rows used for
+fitting are marked; rows that miss stay. Seeds are fixed and nothing depends on the clock, so a changed number
+shows as a diff."""
 
 
 def tables(names: tuple[str, ...]) -> dict[str, RealityTable]:
@@ -45,7 +45,8 @@ def overview(found: dict[str, RealityTable]) -> str:
     """Return one row a table: how much was fitted, how far the rest is off."""
     rows = []
     for table in found.values():
-        errors = sorted(abs(row.error) for row in table.rows if row.error is not None and not row.used_for_fit)
+        predicted = [row for row in table.rows if not row.used_for_fit]
+        errors = sorted(abs(row.error) for row in predicted if row.error is not None)
         rows.append(
             [
                 table.title,
@@ -78,7 +79,8 @@ def figure(found: dict[str, RealityTable], path: Path) -> None:
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    plot, axes = plt.subplots(1, len(found), figsize=(4 * len(found), 3.4), layout="constrained", squeeze=False)
+    size = (4 * len(found), 3.4)
+    plot, axes = plt.subplots(1, len(found), figsize=size, layout="constrained", squeeze=False)
     for axis, table in zip(axes[0], found.values(), strict=True):
         for fitted, color in ((False, "#c44e2b"), (True, "#3b6ea5")):
             errors = [row.error if row.used_for_fit is fitted else None for row in table.rows]
@@ -108,7 +110,8 @@ def page(found: dict[str, RealityTable]) -> str:
 
 def main() -> int:
     """Write the page and its figures, or check them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    style = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=style)
     parser.add_argument("--only", nargs="+", choices=[*TABLES, "reviewers"], default=[])
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()

@@ -233,6 +233,32 @@ def compare(
 
 
 @app.command()
+def paper(
+    out: Annotated[Path | None, typer.Option(help="Folder for paper.csv and paper.md.")] = None,
+    json_: JsonOption = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Fewer steps, and only the ends of each sweep.")
+    ] = False,
+) -> None:
+    """Hold the paper's printed numbers against ours, row by row, with what was fitted and chosen."""
+    from bidirl.sim.reality.paper import FULL, QUICK, compare_with_paper
+    from bidirl.sim.reality.paper_report import print_paper, write_paper
+    from bidirl.sim.run import make_folder
+
+    if out is not None:
+        make_folder(out)
+    with _console(stderr=True).status("simulating") as status:
+        found = compare_with_paper(QUICK if quick else FULL, status.update)
+    if out is not None:
+        write_paper(found, out)
+        _print_notes([f"paper.csv and paper.md are in {out}"])
+    if json_:
+        _print_json(found.to_json())
+    else:
+        print_paper(found, _console())
+
+
+@app.command()
 def replay(
     journal: Annotated[Path, typer.Argument(help="journal.jsonl of a run.", show_default=False)],
     json_: JsonOption = False,

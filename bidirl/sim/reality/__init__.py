@@ -1,0 +1,1 @@
+"""The simulator against published measurements: one module per table, with every row that misses."""
