@@ -153,6 +153,8 @@ def report(grid: list[Cell], rows: list[dict[str, tuple[float, int]]], wall_s: f
         f"- Cells with `{OURS}` worse than `no_borrow` by over {HARM:.0%}: **{losing}** of {len(grid)}.",
         f"- Cells with a gain above {GAIN:.0%}: {sum(gain > GAIN for gain in gains) / len(gains):.0%}.",
         f"- Worst cell (seed {SEED}): {grid[worst].name}: {gains[worst]:+.2%}.",
+        "- Why a cell loses: a lease is taken whose gain, small beside dear switches, was over-predicted; the",
+        "  lookahead's few representatives smooth the longest samples of a small batch. One lease is then lost.",
         "",
         "## Cells in which it loses most",
         "",
