@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bidirl.sim.cli import _guarded, app
+from bidirl.shell import guarded
+from bidirl.sim.cli import app
 from tests.test_replay import SMALL
 
 Call = Callable[..., tuple[int, str, str]]
@@ -30,7 +31,7 @@ def call(capfd: pytest.CaptureFixture[str]) -> Call:
     """Run a command in this process; return its exit code, stdout and stderr."""
 
     def run(*arguments: object) -> tuple[int, str, str]:
-        code = _guarded(app, [str(argument) for argument in arguments])
+        code = guarded(app, [str(argument) for argument in arguments], "bidirl-sim")
         return code, *capfd.readouterr()
 
     return run

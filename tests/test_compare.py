@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from bidirl.errors import InputError, RunFault
 from bidirl.planner.job import load_job
-from bidirl.sim.cli import _guarded, app
+from bidirl.shell import guarded
+from bidirl.sim.cli import app
 from bidirl.sim.compare import (
     Comparison,
     comparison_of,
@@ -44,7 +45,7 @@ def job(tmp_path: Path) -> Path:
 @pytest.fixture
 def call(capfd: pytest.CaptureFixture[str]) -> Call:
     def run(*arguments: object) -> tuple[int, str, str]:
-        code = _guarded(app, [str(argument) for argument in arguments])
+        code = guarded(app, [str(argument) for argument in arguments])
         return code, *capfd.readouterr()
 
     return run

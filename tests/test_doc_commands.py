@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from bidirl.sim.cli import _guarded, app
+from bidirl.shell import guarded
+from bidirl.sim.cli import app
 from bidirl.sim.idle import CAUSES
 from bidirl.traces.tables import SAMPLE_COLUMNS, STEP_COLUMNS
 from tests.test_replay import SMALL
@@ -43,7 +44,7 @@ def test_commands_run_as_they_stand(document: str, capfd: pytest.CaptureFixture[
     for line in lines:
         program, *arguments = shlex.split(line)
         assert program == "bidirl-sim"
-        assert _guarded(app, arguments) == 0, (line, capfd.readouterr().err)
+        assert guarded(app, arguments) == 0, (line, capfd.readouterr().err)
     for body in blocks(document, "python"):
         exec(compile(body, document, "exec"), {})
         assert "gain" in capfd.readouterr().out
@@ -56,7 +57,7 @@ def test_settings_in_the_documents_are_valid(folder: Path) -> None:
             base = base.replace("[partition]\nrollout_gpus = 2\n", "")
         job = folder / f"job{number}.toml"
         job.write_text(base + body)
-        assert _guarded(app, ["run", str(job), "--set", "workload.num_steps=2"]) == 0
+        assert guarded(app, ["run", str(job), "--set", "workload.num_steps=2"]) == 0
 
 
 def keys_of(value: Any) -> set[str]:
@@ -66,7 +67,7 @@ def keys_of(value: Any) -> set[str]:
 def test_the_reference_names_every_key_and_column(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (folder / "small.toml").write_text(SMALL)
     capfd.readouterr()
-    assert _guarded(app, ["run", "small.toml", "--json"]) == 0
+    assert guarded(app, ["run", "small.toml", "--json"]) == 0
     summary = json.loads(capfd.readouterr().out)
     text = (ROOT / "docs" / "reference_summary.md").read_text(encoding="utf-8")
     named = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", text))))

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from bidirl.planner.cli import _guarded, app
+from bidirl.planner.cli import app
 from bidirl.planner.export import FRAMEWORKS
+from bidirl.shell import guarded
 
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "export.md"
@@ -35,7 +36,7 @@ def test_commands_of_the_document_run(capfd: pytest.CaptureFixture[str]) -> None
     for line in lines:
         program, *arguments = shlex.split(line)
         assert program == "bidirl-plan"
-        assert _guarded(app, arguments) == 0, capfd.readouterr().err
+        assert guarded(app, arguments) == 0, capfd.readouterr().err
     assert "python3 -m verl" in capfd.readouterr().out
     assert "max_staleness_steps" in Path("out/skyrl.sh").read_text(encoding="utf-8")
     for body in blocks("python"):
@@ -49,9 +50,9 @@ def test_the_document_names_every_framework() -> None:
 
 @pytest.mark.usefixtures("folder")
 def test_what_cannot_be_exported_is_one_line_and_exit_code_2(capfd: pytest.CaptureFixture[str]) -> None:
-    assert _guarded(app, ["export", "examples/demo.toml", "--framework", "trl"]) == 2
-    assert _guarded(app, ["export", "absent.json", "--framework", "verl"]) == 2
-    assert _guarded(app, ["export", "examples/demo.toml", "--framework", "verl_sync"]) == 2
+    assert guarded(app, ["export", "examples/demo.toml", "--framework", "trl"]) == 2
+    assert guarded(app, ["export", "absent.json", "--framework", "verl"]) == 2
+    assert guarded(app, ["export", "examples/demo.toml", "--framework", "verl_sync"]) == 2
     found = capfd.readouterr()
     assert found.out == ""
     assert len(found.err.splitlines()) == 3

@@ -10,7 +10,8 @@ from types import ModuleType
 import pytest
 
 from bidirl.planner.build import build_plan, build_workload
-from bidirl.sim.cli import _guarded, app
+from bidirl.shell import guarded
+from bidirl.sim.cli import app
 from bidirl.sim.reality import paper, reviewers
 from bidirl.sim.reality.excluded import excluded, memory_reason
 from bidirl.sim.reality.paper import NOT_SIMULATED, REASONS, Comparison, PaperRow, compare_with_paper
@@ -159,7 +160,7 @@ def test_the_command_prints_rows_and_writes_files(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(paper, "compare_with_paper", lambda effort, tell: canned("outside"))
-    assert _guarded(app, ["paper", "--quick", "--out", str(tmp_path)]) == 0
+    assert guarded(app, ["paper", "--quick", "--out", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("0 of 1 predicted rows lie inside")
     assert "outside: speedup, H100 default: why" in shown
@@ -169,7 +170,7 @@ def test_the_command_prints_rows_and_writes_files(
     assert [row["verdict"] for row in rows] == ["outside", "fitted", "not by simulation"]
     assert float(rows[0]["ours_low"]) == 1.0
     assert (tmp_path / "paper.md").read_text(encoding="utf-8") == paper_markdown(canned("outside"))
-    assert _guarded(app, ["paper", "--json"]) == 0
+    assert guarded(app, ["paper", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["num_fitted_parameters"] == 1
     assert data["rows"][0]["ours"] == {"low": 1.0, "high": 1.4}

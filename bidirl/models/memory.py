@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
 from bidirl.errors import InputError
@@ -15,12 +16,16 @@ if TYPE_CHECKING:
 __all__ = [
     "EngineInputs",
     "EngineOptions",
+    "LossPath",
     "MemoryBudget",
     "MemoryItem",
     "fitting_micro_tokens",
     "host_memory",
     "kv_estimate",
     "kv_tokens",
+    "layer_params",
+    "logit_items",
+    "recomputed_layer_bytes",
     "rollout_memory",
     "train_memory",
     "usable_bytes",
@@ -39,6 +44,27 @@ FRAGMENTATION_SHARE = 0.05
 STATE_BYTES_PER_PARAM = {"master weights": 4.0, "gradients": 4.0, "optimizer moments": 8.0}
 """Mixed-precision AdamW: FP32 master weight, FP32 gradient, two FP32 moments: 16 bytes a parameter.
 Source: ZeRO (Rajbhandari et al. 2020), section 3.1, with FP32 gradients as FSDP reduces them."""
+UNFUSED_BYTES_PER_LOGIT = 18.0
+"""A loss without any fusion: logits in BF16, their FP32 copy, its log-softmax, the FP32 gradient, and the
+gradient in BF16 with its copy. Source: counting; prime-rl's SFT rows (H100, H200, B200) leave 16 to 19."""
+FUSED_CHUNK_TOKENS = 1024
+"""Tokens whose logits exist at a time in a fused language-model head.
+Source: prime-rl's RL rows leave about 1.2 GiB at a vocabulary of 151,936 (docs/planning.md)."""
+ROUTED_COPIES = 8.0
+"""Copies of the hidden states of a layer's routed tokens: permuted input, expert output, weighted output,
+combined output, and the gradient of each.
+Source: prime-rl's Qwen3-30B-A3B rows, 9.5 between 16K and 64K tokens; rounded down to what can be named."""
+
+
+class LossPath(StrEnum):
+    """How the trainer computes the loss, which decides how often the logits exist in memory."""
+
+    IN_PLACE = "in_place"
+    """FP32 logits whose gradient takes their place once: 8 bytes a logit. The default of the time models."""
+    FUSED = "fused"
+    """A fused head: only a chunk of the tokens has logits at a time."""
+    UNFUSED = "unfused"
+    """Every copy that plain framework code keeps: 18 bytes a logit."""
 
 
 class EngineInputs(Protocol):
@@ -223,26 +249,47 @@ def train_memory(device: Gpu, model: Architecture, tp: int, num_gpus: int, micro
         for name, per_param in STATE_BYTES_PER_PARAM.items()
     ]
     embedding = model.vocab_size * model.hidden_size
-    layer = (model.num_params - model.vision_params - embedding) / model.num_layers
     if num_gpus > tp:
-        unit = max(layer, embedding) * 2.0 / tp
+        unit = max(layer_params(model), embedding) * 2.0 / tp
         items.append(MemoryItem("gathered weights", 2.0 * unit, "two units in BF16: in use and next"))
         items.append(MemoryItem("unreduced gradients", 2.0 * unit, "one unit in FP32"))
-    heads = (model.num_attention_heads + 2 * model.num_kv_heads) * model.head_dim
     stored = model.num_layers * micro_tokens * model.hidden_size * 2.0
-    width = 6 * model.hidden_size + (3 * model.mlp_width + 2 * heads) / tp
-    logits = micro_tokens * model.vocab_size * 4.0 / tp
     capacity = usable_bytes(device)
     items += [
         MemoryItem("checkpointed activations", stored / tp, "one BF16 hidden state a layer"),
         MemoryItem(
-            "one layer recomputed", micro_tokens * width * 4.0, "activations and their gradients, BF16"
+            "one layer recomputed",
+            recomputed_layer_bytes(model, micro_tokens, tp),
+            "activations and their gradients, BF16",
         ),
-        MemoryItem("logits", logits, f"FP32, {micro_tokens} x {model.vocab_size} x 4 bytes"),
-        MemoryItem("logit gradients", logits, "the same size"),
+        *logit_items(model, micro_tokens, tp, LossPath.IN_PLACE),
         MemoryItem("context and buffers", TRAIN_OVERHEAD_BYTES, "assumed"),
         MemoryItem("fragmentation", FRAGMENTATION_SHARE * capacity, "assumed"),
     ]
     return MemoryBudget(
         f"trainer of {model.name} on {num_gpus} x {device.name}, tp={tp}", capacity, tuple(items)
     )
+
+
+def layer_params(model: Architecture) -> float:
+    """Return the parameters of one decoder layer, all its experts included."""
+    embedding = model.vocab_size * model.hidden_size
+    return (model.num_params - model.vision_params - embedding) / model.num_layers
+
+
+def recomputed_layer_bytes(model: Architecture, micro_tokens: int, tp: int) -> float:
+    """Return the activations of one layer and their gradients, as they exist in its backward pass."""
+    heads = (model.num_attention_heads + 2 * model.num_kv_heads) * model.head_dim
+    width = 6 * model.hidden_size + (3 * model.mlp_width + 2 * heads) / tp
+    return micro_tokens * width * 4.0
+
+
+def logit_items(model: Architecture, micro_tokens: int, tp: int, path: LossPath) -> tuple[MemoryItem, ...]:
+    """Return the logits of one micro-batch, exactly ``tokens x vocabulary x 4`` bytes, and their copies."""
+    tokens = min(micro_tokens, FUSED_CHUNK_TOKENS) if path is LossPath.FUSED else micro_tokens
+    logits = tokens * model.vocab_size * 4.0 / tp
+    own = MemoryItem("logits", logits, f"FP32, {tokens} x {model.vocab_size} x 4 bytes")
+    if path is LossPath.UNFUSED:
+        copies = logits * (UNFUSED_BYTES_PER_LOGIT / 4.0 - 1.0)
+        return own, MemoryItem("logit copies and gradients", copies, "of a loss without fusion")
+    return own, MemoryItem("logit gradients", logits, "the same size")

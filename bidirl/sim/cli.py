@@ -3,8 +3,7 @@
 import json
 import os
 import sys
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +11,7 @@ import typer
 
 from bidirl import __version__
 from bidirl.errors import BidirlError, NoFeasiblePlan, RunFault
+from bidirl.shell import guarded
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,8 +31,6 @@ app = typer.Typer(
 PIPE_WIDTH = 120
 """Columns of tables that do not go to a terminal, unless COLUMNS says otherwise."""
 
-INTERRUPTED = 130
-"""Exit code after Ctrl-C: 128 + SIGINT, as shells have it."""
 
 JobArgument = Annotated[Path, typer.Argument(help="Job file (TOML) or a resolved.json.", show_default=False)]
 SetOption = Annotated[
@@ -43,38 +41,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object 
 
 def main() -> None:
     """Run the command line; every error a user can meet is one line, never a traceback."""
-    sys.exit(_guarded(app, sys.argv[1:] or ["--help"]))
-
-
-def _guarded(command: Callable[..., Any], arguments: Sequence[str]) -> int:
-    """Run a command and return its exit code."""
-    try:
-        code = command(args=arguments, standalone_mode=False)
-        sys.stdout.flush()
-        return code if isinstance(code, int) else 0
-    except BidirlError as error:
-        print(error, file=sys.stderr)  # noqa: T201
-        return error.exit_code
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except BrokenPipeError:
-        # The reader has gone (`| head`). Point stdout elsewhere, or Python complains when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except OSError as error:
-        name = f"{error.filename}: " if error.filename else ""
-        print(f"{name}{(error.strerror or str(error)).lower()}: choose another place", file=sys.stderr)  # noqa: T201
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return RunFault.exit_code
-    except Exception as error:
-        if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # a mistake in the options
-            where = getattr(getattr(error, "ctx", None), "command_path", "bidirl-sim")
-            message = str(error.format_message()).rstrip(".").replace("\n", " ")
-            print(f"{where}: {message}: see {where} --help", file=sys.stderr)  # noqa: T201
-            return int(error.exit_code)
-        traceback.print_exc()
-        print("this is a bug in bidirl: please report it with the lines above", file=sys.stderr)  # noqa: T201
-        return RunFault.exit_code
+    sys.exit(guarded(app, sys.argv[1:] or ["--help"], "bidirl-sim"))
 
 
 def _show_version(wanted: bool) -> None:
