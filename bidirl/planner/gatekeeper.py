@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import cycle
 from math import inf
 
 from bidirl.models.lookahead import Outlook, RolloutState, Stretch, outlook
@@ -22,6 +23,8 @@ MIN_GAIN_OVER_COST = 0.1
 lease loses in proportion to what it costs."""
 MIN_REVIEW_S = 0.5
 """Shortest time between two reviews of a lease; a review costs a round trip to every replica."""
+MAX_ASKED = 64
+"""Replicas asked at a time; with all of thousands the questions would cost more than the answer is worth."""
 LEAVE_SHARES = (0.0, 0.6, 1.0)
 """Shares of C_out before the batch is complete at which a lease might end: none hidden, most, all."""
 RETRY_FACTOR = 1.1
@@ -71,8 +74,10 @@ class Gatekeeper:
         """Replicas whose answer is missing."""
         self._ages: dict[int, list[int]] = {}
         """Group -> tokens of its running samples, as of the last question; ended samples are not in it."""
-        self._asked_of = -1
-        """Busy primaries at the last question."""
+        self._typical = 1
+        """Running samples of a group whose replica was not asked."""
+        self._asked_of: tuple[int, int, Phase, int] | None = None
+        """Period and crowd of busy primaries at the last question."""
         self._asked_in: tuple[int, int, Phase] | None = None
         """Period in which the ages were asked for."""
 
@@ -106,12 +111,16 @@ class Gatekeeper:
         """Judge anew: reality has departed from what was predicted."""
         self._judged_in.clear()
         self._asked_in = None
-        self._asked_of = -1
+        self._asked_of = None
 
     def _rests(self, direction: Direction) -> bool:
         return self._closed_in.get(direction) == self._period()
 
     # --------------------------------------------------------------- proposals
+
+    def _crowd(self) -> tuple[int, int, Phase, int]:
+        """Return the period, and how many primaries are busy to a factor of two."""
+        return (*self._period(), self.rollout.num_busy_primary.bit_length())
 
     def _judged(self, direction: Direction, *circumstances: int) -> bool:
         """Return whether the direction was judged before in this period and circumstances; note them.
@@ -155,7 +164,10 @@ class Gatekeeper:
 
     def _load(self, group: int) -> int:
         """Return what a group weighs on its replica: running samples where they are known, else 1."""
-        return len(self._ages[group]) if self.length_aware and group in self._ages else 1
+        if not self.length_aware or not self._ages:
+            return 1
+        known = self._ages.get(group)
+        return self._typical if known is None else len(known)
 
     def _rollout_on_train(self) -> Proposal | None:
         rollout = self.rollout
@@ -192,7 +204,7 @@ class Gatekeeper:
         if rollout.num_busy_primary and not self.length_aware:
             return None
         busy = rollout.num_busy_primary
-        known = self._asked_of == busy and not self._open
+        known = self._asked_of == self._crowd() and not self._open
         if self._judged(Direction.TRAIN_ON_ROLLOUT, busy.bit_length(), rollout.num_syncing > 0, known):
             return None
         active = [r for r in rollout.replicas[: rollout.num_primary] if r.active and not r.syncing]
@@ -220,7 +232,7 @@ class Gatekeeper:
         A lease does not grow: whoever becomes idle later stays idle until the step is over.
         """
         plan, rollout = self.core.plan, self.rollout
-        if self._asked_of != rollout.num_busy_primary:
+        if self._asked_of != self._crowd():
             self.ask()
         if self._open:
             return False  # the last answer brings the question back
@@ -276,12 +288,17 @@ class Gatekeeper:
     # ------------------------------------------------------------ length-aware
 
     def ask(self) -> bool:
-        """Ask every rollouter how far its samples are; return whether nobody has to be asked."""
+        """Ask the rollouters how far their samples are; return whether nobody has to be asked.
+
+        Of very many an even choice is asked: the lookahead draws a few groups from them anyway.
+        """
         holders = [replica for replica in self.rollout.replicas if replica.groups and not replica.lost]
+        if len(holders) > MAX_ASKED:
+            holders = [holders[index * len(holders) // MAX_ASKED] for index in range(MAX_ASKED)]
         self._ages = {group: [] for replica in holders for group in replica.groups}
         self._open = {replica.id for replica in holders}
         self._asked_in = self._period()
-        self._asked_of = self.rollout.num_busy_primary
+        self._asked_of = self._crowd()
         for replica in holders:
             self.core.actions.append(RequestProgress(self.core.next_serial(), replica.id))
         return not holders
@@ -299,6 +316,9 @@ class Gatekeeper:
         self._open.discard(event.replica)
         for group, _, tokens in event.samples:
             self._ages.setdefault(group, []).append(tokens)
+        if not self._open:
+            counts = [len(ages) for ages in self._ages.values()]
+            self._typical = max(1, round(sum(counts) / len(counts)))
         return not self._open
 
     def forget(self, replica: int) -> bool:
@@ -314,12 +334,16 @@ class Gatekeeper:
         for group, _, prefixes in rollout.queue:
             queued.setdefault(group.id, []).extend(prefixes)
         running = []
+        asked_all = len(self._ages) * 2 > len(rollout.groups)
+        others = cycle(list(self._ages.values()) or [[0] * n])
         for group in rollout.groups.values():
             if group.unfinished:
                 known = self._ages.get(group.id)
-                if known is None:
+                if known is None and asked_all:  # started since
                     known = [0] * (group.unfinished - len(queued.get(group.id, ())))
-                running.append(known + queued.get(group.id, []))
+                elif known is None:  # on a replica that was not asked: as far as the others are
+                    known = next(others)
+                running.append(known + queued[group.id] if group.id in queued else known)
         room = self.core.plan.total_groups - rollout.issued + rollout.refunded
         startable = max(0, min(rollout.startable(), room))
         return RolloutState(
