@@ -22,7 +22,7 @@ import simpy
 ROOT = Path(__file__).resolve().parent.parent
 SIZES = (32, 128, 512, 2048, 8192, 16384)
 MEAN_TOKENS = 2000
-REPEATS = 3
+REPEATS = 2
 
 
 def overrides(gpus: int, steps: int, policy: str) -> list[str]:
@@ -64,6 +64,7 @@ def measure(gpus: int, steps: int, policy: str) -> dict[str, float]:
     plan = build_plan(job, workload)
     driver = Driver(plan, workload)
     gc.freeze()
+    gc.disable()
     start = time.process_time()
     record = driver.run()
     seconds = time.process_time() - start
@@ -127,6 +128,7 @@ def main() -> None:
     """Measure and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--sweep-s", type=float, help="seconds of the 1,000-cell sweep, if just measured")
     parser.add_argument("--one", nargs=3)
     options = parser.parse_args()
     if options.one:
@@ -179,7 +181,7 @@ def main() -> None:
         f"{million['samples']:,.0f} samples in one process: peak {million['rss_mb']:.0f} MB.",
     ]
     if not options.quick:
-        seconds = sweep_seconds(1000)
+        seconds = options.sweep_s or sweep_seconds(1000)
         what = "1,000 cells of the default 16-GPU, 40-step job, 2 processes"
         lines += ["", f"`bidirl-sim sweep` of {what}: {seconds:.0f} s."]
     page = "\n".join(lines) + "\n"

@@ -82,9 +82,11 @@ def simulate(job: Job, seed: int, *, sink: Callable[[Plan], Sink] | None = None)
     driver = Driver(plan, workload, sink=None if sink is None else sink(plan), faults=faults)
     attach_oracle(driver)
     gc.freeze()  # what exists already is not looked at again: cost per sample stays flat
+    gc.disable()  # a run makes no cycles, so looking for them is wasted
     try:
         record = driver.run()
     finally:
+        gc.enable()
         gc.unfreeze()
     sources = {name: estimate.source.value for name, estimate in sorted(plan.models.sources.items())}
     summary = summarise(record, sources=sources, alone_decode_s=alone_decode_s(plan))
