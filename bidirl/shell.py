@@ -1,17 +1,60 @@
-"""What all commands do alike: exit codes, one line an error, no traceback for what a user did."""
+"""What all commands do alike: options, console, exit codes, one line an error and never a traceback."""
 
 import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
+from bidirl import __version__
 from bidirl.errors import BidirlError, RunFault
 
-__all__ = ["INTERRUPTED", "guarded"]
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["INTERRUPTED", "JobArgument", "JsonOption", "SetOption", "console", "guarded", "root"]
+
+JobArgument = Annotated[Path, typer.Argument(help="Job file (TOML) or a resolved.json.", show_default=False)]
+SetOption = Annotated[
+    list[str], typer.Option("--set", metavar="KEY=VALUE", help="Override a value of the job; repeatable.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
+
+PIPE_WIDTH = 120
+"""Columns of tables that do not go to a terminal, unless COLUMNS says otherwise."""
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"bidirl {__version__}")
+        raise typer.Exit
+
+
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Hold the options that stand before a command."""
+
+
+def console(*, stderr: bool = False) -> "Console":
+    """Return a console that keeps tables readable in a pipe and lets a closed pipe be noticed."""
+    from rich.console import Console
+
+    class Plain(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
+    return Plain(stderr=stderr, width=width)
 
 
 def guarded(command: Callable[..., Any], arguments: Sequence[str], name: str = "bidirl") -> int:

@@ -1,7 +1,6 @@
 """The command ``bidirl-plan``: the partition to run, why it wins, and lines for the user's framework."""
 
 import json
-import os
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -9,13 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bidirl import __version__
 from bidirl.errors import RunFault
-from bidirl.shell import guarded
+from bidirl.shell import JobArgument, JsonOption, SetOption, guarded, root
+from bidirl.shell import console as _console
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from bidirl.planner.job import Job
     from bidirl.planner.plan import Plan
     from bidirl.planner.search.ranking import Evaluation
@@ -31,8 +28,6 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-PIPE_WIDTH = 120
-"""Columns of tables that do not go to a terminal, unless COLUMNS says otherwise."""
 SHOWN = 12
 """Rows of the table on the terminal; candidates.csv has all."""
 
@@ -49,39 +44,22 @@ def main() -> None:
     sys.exit(guarded(app, sys.argv[1:] or ["--help"], "bidirl-plan"))
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"bidirl {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    pass
+app.callback()(root)
 
 
 @app.command()
 def search(
-    job: Annotated[Path, typer.Argument(help="Job file (TOML) or a resolved.json.", show_default=False)],
+    job: JobArgument,
     objective: Annotated[Goal, typer.Option(help="What to minimise: time, or GPU-hours.")] = Goal.TIME,
     top: Annotated[int, typer.Option(min=0, help="Splits to simulate; 0 trusts the stage models.")] = 5,
     framework: Annotated[
         str | None, typer.Option(help="Only plans that this framework can run.", show_default=False)
     ] = None,
-    set_: Annotated[
-        list[str],
-        typer.Option("--set", metavar="KEY=VALUE", help="Override a value of the job; repeatable."),
-    ] = [],  # noqa: B006  # typer copies it
+    set_: SetOption = [],  # noqa: B006  # typer copies it
     out: Annotated[
         Path | None, typer.Option(help="Folder for plan.json, the tables and the landscape.")
     ] = None,
-    json_: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")
-    ] = False,
+    json_: JsonOption = False,
 ) -> None:
     """Search the best partition of the cluster, and say why the others lose.
 
@@ -243,15 +221,3 @@ def _sentences(data: dict[str, Any]) -> list[str]:
     able = [name for name, broken in data["frameworks"].items() if not broken]
     lines.append(f"frameworks whose rules it keeps: {', '.join(able) or 'none'}")
     return lines
-
-
-def _console(*, stderr: bool = False) -> "Console":
-    from rich.console import Console
-
-    class Plain(Console):
-        def on_broken_pipe(self) -> None:
-            raise BrokenPipeError
-
-    stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
-    return Plain(stderr=stderr, width=width)

@@ -329,7 +329,7 @@ class TrainSide:
         if side.running is None or side.running.serial != event.cause:
             return
         side.running = None
-        self._return(list(range(event.first, event.last)), running=True)
+        self._return(list(range(event.first, event.last)))
 
     def on_side_lost(self) -> None:
         """Take back everything that the auxiliary side had not merged."""
@@ -343,9 +343,9 @@ class TrainSide:
         side.merging, side.may_pull, side.num_replicas = False, False, 0
         if self.phase is Phase.MERGING:
             self.phase = Phase.SEGMENT
-        self._return(lost, running=True)
+        self._return(lost)
 
-    def _return(self, chunks: list[int], *, running: bool) -> None:
+    def _return(self, chunks: list[int]) -> None:
         if chunks:
             self.attempt += 1
             self.pending = sorted(self.pending + chunks)

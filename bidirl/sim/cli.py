@@ -1,7 +1,6 @@
 """The command ``bidirl-sim``: simulate a job, sweep it, compare policies, replay a journal, run an engine."""
 
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,13 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bidirl import __version__
 from bidirl.errors import BidirlError, NoFeasiblePlan, RunFault
-from bidirl.shell import guarded
+from bidirl.shell import JobArgument, JsonOption, SetOption, guarded, root
+from bidirl.shell import console as _console
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from bidirl.planner.replay import Replay
 
 __all__ = ["app", "main"]
@@ -28,35 +25,13 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-PIPE_WIDTH = 120
-"""Columns of tables that do not go to a terminal, unless COLUMNS says otherwise."""
-
-
-JobArgument = Annotated[Path, typer.Argument(help="Job file (TOML) or a resolved.json.", show_default=False)]
-SetOption = Annotated[
-    list[str], typer.Option("--set", metavar="KEY=VALUE", help="Override a value of the job; repeatable.")
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
-
 
 def main() -> None:
     """Run the command line; every error a user can meet is one line, never a traceback."""
     sys.exit(guarded(app, sys.argv[1:] or ["--help"], "bidirl-sim"))
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"bidirl {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    pass
+app.callback()(root)
 
 
 @app.command()
@@ -306,18 +281,6 @@ def engine(
 
 
 # ---------------------------------------------------------------------- output
-
-
-def _console(*, stderr: bool = False) -> "Console":
-    from rich.console import Console
-
-    class Plain(Console):
-        def on_broken_pipe(self) -> None:
-            raise BrokenPipeError
-
-    stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
-    return Plain(stderr=stderr, width=width)
 
 
 def _print_json(data: object) -> None:
