@@ -5,17 +5,30 @@ BASE := .venv/.stamp-base
 DEV := .venv/.stamp-dev
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 BASE_TESTS := -m "not engine and not gpu and not bench"
+ENGINE := .venv-engine
+ENGINE_LOCK := requirements/engine-cpu-py311.txt
+ENGINE_PYTHON ?= $(shell for p in $(PYTHON) python3.11; do \
+  $$p -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+ENGINE_PIP = $(ENGINE)/bin/python -m pip install -qq --disable-pip-version-check $(ENGINE_PIP_ARGS)
 DEMO_VARY := --vary policy.name=no_borrow,bidirl --vary workload.max_response_tokens=1024,2048,4096 --vary policy.staleness=0,0.5,1
 
-.PHONY: demo test check bench docs validation clean
+.PHONY: demo test engine test-engine check bench docs validation clean
 .NOTPARALLEL:
 
 demo: $(BASE) ## A sweep over response lengths and staleness: table, CSV and figures in out/demo
 	@$(BIN)/bidirl-sim sweep examples/demo.toml $(DEMO_VARY) --out out/demo
 	@echo "Table and figures:"; ls out/demo/*.csv out/demo/*.png | sed 's/^/  /'
 
-test: $(DEV) ## Base tests (no torch, no GPU)
+test: $(DEV) ## Base tests, then the tests on a real engine where it can be installed
 	@$(BIN)/python -m pytest -q -n 2 $(BASE_TESTS)
+	@$(MAKE) --no-print-directory engine && $(MAKE) --no-print-directory test-engine || \
+	  { [ ! -e $(ENGINE)/.stamp ] && [ -z "$$CI" ] && printf '\n%s\n' \
+	    "*** THE ENGINE TESTS DID NOT RUN: vLLM's CPU build is not installed (docs/engine_environment.md) ***"; }
+
+engine: $(ENGINE)/.stamp ## The environment with torch, vLLM's CPU build and Ray (Python 3.11, 2.7 GB)
+
+test-engine: $(ENGINE)/.stamp ## Tests on real engines, trainers and Ray
+	@$(ENGINE)/bin/python -m pytest -q -m "engine and not bench" tests
 
 check: $(DEV) ## Formatting, lint, types, import layers
 	@$(BIN)/ruff format --check -q --output-format concise
@@ -34,7 +47,7 @@ validation: $(BASE) ## docs/validation.md: measured, predicted, error and free p
 	@$(BIN)/python benchmarks/validation.py
 
 clean: ## Remove what the targets made, .venv too
-	@rm -rf .venv out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf .venv $(ENGINE) out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
 
 .venv/bin/python:
@@ -49,3 +62,12 @@ $(BASE): pyproject.toml | .venv/bin/python
 $(DEV): pyproject.toml | .venv/bin/python
 	@$(PIP) -e '.[dev]'
 	@touch $@ $(BASE)
+
+$(ENGINE)/.stamp: pyproject.toml $(ENGINE_LOCK)
+	@[ -n "$(ENGINE_PYTHON)" ] || { echo "The engine needs Python 3.11: run make ENGINE_PYTHON=/path/to/python3.11"; exit 1; }
+	@echo "Installing the engine environment (torch, vLLM's CPU build, Ray: 2.7 GB, a minute or two)"
+	@rm -f $@ && $(ENGINE_PYTHON) -m venv $(ENGINE)
+	@$(ENGINE_PIP) --no-deps -r $(ENGINE_LOCK)
+	@$(ENGINE_PIP) -c $(ENGINE_LOCK) -e '.[test]'
+	@$(ENGINE)/bin/python -c "import torch, vllm, ray"
+	@touch $@
