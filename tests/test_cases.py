@@ -3,18 +3,22 @@
 Ids, numbers and sources are those of the evidence that this project was started from. Where a case does not
 state something that a simulation needs, the docstring counts what was assumed.
 
-Here: C03, C05, C11b, C13, C26, C36, C37, C39, C42, C44, C45, C50, C56, C61, C62; C07 is in test_compare.py.
+Here: C03, C05, C11b, C13, C26, C36, C37, C39, C42, C44, C45, C50, C56, C61, C62. Elsewhere:
 
-========== ==================== =====================================================================
-case       waits for            reason
-========== ==================== =====================================================================
-C72, C73   the torch trainer    loss normalisation is arithmetic of a real loss; no code here has one
-C15 - C23  `bidirl-plan read`   parsers of framework logs
-C18        `bidirl-plan read`   unexplained share of a logged step
-C01        `bidirl-plan advise` advice from the log of one run
-C10        `bidirl-plan export` allocation strings of one framework
-C71, C91   the memory report    bytes on the data plane, image tokens of the engine's profiler
-========== ==================== =====================================================================
+========== ========================== ===================================================================
+case       tests in                   what
+========== ========================== ===================================================================
+C01        test_search_published.py   96:32 is trainer-bound, and a more balanced split is faster
+C03        test_search_published.py   splits and lending of verl-omni by Algorithm 1
+C05, C11b  test_search_answers.py     ceilings of concurrency, overlap bound
+C44        test_search_answers.py     filtered groups
+C61, C62   test_search_answers.py     sleep levels, break-even window
+C07        test_compare.py            reward against time
+C10        test_export_plan.py        allocation strings of one framework
+C71, C91   test_memory_roles.py       bytes of the routing, image tokens of the engine's profiler
+C72, C73   test_torch_plain.py        loss normalisation of the torch trainer
+C15 - C23  tests of the log readers   parsers of framework logs, unexplained share of a logged step
+========== ========================== ===================================================================
 """
 
 import math

@@ -39,7 +39,8 @@ def test_a_search_writes_a_plan_that_runs(tmp_path: Path, capfd: pytest.CaptureF
     assert gpus <= 16
     assert plan["rollout"]["tp"] * plan["rollout"]["pp"] * plan["rollout"]["dp"] == plan["rollout_gpus"]
     pool = plan["train_gpus"] or plan["rollout_gpus"]
-    assert plan["train"]["tp"] * plan["train"]["pp"] * plan["train"]["dp"] == pool
+    train = plan["train"]
+    assert train["tp"] * train["pp"] * train["cp"] * train["dp"] == pool
     assert plan_from_json(data["envelope"]).rollout_gpus == plan["rollout_gpus"]
     again = tmp_path / "job.json"
     again.write_text(json.dumps(data["job"]))
@@ -61,6 +62,7 @@ def test_the_answers_of_a_plan(capfd: pytest.CaptureFixture[str]) -> None:
         assert set(window["by_sleep_level_s"]) == {"1", "2"}
     assert found["bounds"]["generation_free_speedup"] >= 1.0
     assert 0.0 < found["bounds"]["sync_share"] < 1.0
+    assert found["goodput"]["cannot_tell"].startswith("no failure rate: give faults.replica_mtbf_s")
     if "partition_and_borrowing" in found:
         four = found["partition_and_borrowing"]
         product = four["partition_gain"] * four["borrowing_gain"] * four["interaction"]
@@ -68,6 +70,14 @@ def test_the_answers_of_a_plan(capfd: pytest.CaptureFixture[str]) -> None:
     reasons = [each["reason"] for each in data["rejected"]]
     assert all(reasons)
     assert all(any(letter.isdigit() for letter in reason) for reason in reasons)  # each with its numbers
+
+
+def test_a_failure_rate_has_an_answer(capfd: pytest.CaptureFixture[str]) -> None:
+    data = planned("--top", "0", "--set", "faults.replica_mtbf_s=100000", capfd=capfd)
+    found = data["answers"]["goodput"]
+    assert 0.9 < found["goodput"] < 1.0
+    assert found["checkpoint_interval_steps"] >= 1
+    assert [each["replicas"] for each in found["spares"]] == list(range(len(found["spares"])))
 
 
 def test_both_objectives_are_answered(capfd: pytest.CaptureFixture[str]) -> None:

@@ -234,16 +234,20 @@ def rollout_memory(device: Gpu, model: Architecture, tp: int, engine: EngineInpu
     return MemoryBudget(f"engine of {model.name} on {device.name}, tp={tp}", capacity, (*items, budget))
 
 
-def train_memory(device: Gpu, model: Architecture, tp: int, num_gpus: int, micro_tokens: int) -> MemoryBudget:
+def train_memory(
+    device: Gpu, model: Architecture, tp: int, num_gpus: int, micro_tokens: int, cp: int = 1
+) -> MemoryBudget:
     """Return the trainer's memory on one GPU: fully sharded states, checkpointed activations, FP32 logits.
 
-    ``num_gpus`` shard the state; ``micro_tokens`` is the tokens of one micro-batch of one replica. Nothing
-    is offloaded to the host. Raises ``InputError`` for sizes below one.
+    ``num_gpus`` shard the state; ``micro_tokens`` is the tokens of one micro-batch of one replica, of which
+    each of ``cp`` context-parallel GPUs holds its part. Nothing is offloaded to the host. Raises
+    ``InputError`` for sizes below one.
     """
-    if min(tp, num_gpus, micro_tokens) < 1:
+    if min(tp, num_gpus, micro_tokens, cp) < 1:
         raise InputError(
-            f"tp={tp}, num_gpus={num_gpus}, micro_tokens={micro_tokens}: each must be at least 1"
+            f"tp={tp}, cp={cp}, num_gpus={num_gpus}, micro_tokens={micro_tokens}: each must be at least 1"
         )
+    micro_tokens = -(-micro_tokens // cp)
     items = [
         MemoryItem(name, model.num_params * per_param / num_gpus, f"FP32, sharded over {num_gpus}")
         for name, per_param in STATE_BYTES_PER_PARAM.items()

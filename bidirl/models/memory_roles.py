@@ -73,19 +73,30 @@ def sharded_peak_bytes(
 
 
 def megatron_memory(
-    device: Gpu, model: Architecture, *, tp: int, pp: int, ep: int, num_gpus: int, micro_tokens: int
+    device: Gpu,
+    model: Architecture,
+    *,
+    tp: int,
+    pp: int,
+    ep: int,
+    num_gpus: int,
+    micro_tokens: int,
+    cp: int = 1,
 ) -> MemoryBudget:
     """Return the memory of the first pipeline stage of a Megatron-style trainer on one GPU.
 
     Weights are cut by ``tp`` and ``pp`` and copied over data parallelism, whose ranks share the optimizer;
-    experts are cut by ``ep`` in place of ``tp``. The first of ``pp`` stages keeps ``pp`` micro-batches
-    (1F1B). Source: Narayanan et al. 2021 (schedule), Korthikanti et al. 2022 (sequence parallelism).
-    Raises ``InputError`` for GPUs that the layout does not divide.
+    experts are cut by ``ep`` in place of ``tp``. Context parallelism copies weights as data parallelism does
+    and gives each of ``cp`` GPUs its part of each sequence. The first of ``pp`` stages keeps ``pp``
+    micro-batches (1F1B). Source: Narayanan et al. 2021 (schedule), Korthikanti et al. 2022 (sequence
+    parallelism). Raises ``InputError`` for GPUs that the layout does not divide.
     """
-    if num_gpus % (tp * pp) or num_gpus % (ep * pp):
+    if num_gpus % (tp * cp * pp) or num_gpus % (ep * pp):
         raise InputError(
-            f"num_gpus={num_gpus} is no multiple of tp x pp = {tp * pp} and ep x pp = {ep * pp}: change one"
+            f"num_gpus={num_gpus} is no multiple of tp x pp x cp = {tp * pp * cp} and "
+            f"ep x pp = {ep * pp}: change one"
         )
+    micro_tokens = -(-micro_tokens // cp)
     routed = model.routed_params
     dense = (model.num_params - routed) / (tp * pp)
     experts = routed / (ep * pp)
@@ -104,7 +115,7 @@ def megatron_memory(
         MemoryItem("context and buffers", TRAIN_OVERHEAD_BYTES, "assumed"),
         MemoryItem("fragmentation", FRAGMENTATION_SHARE * capacity, "assumed"),
     )
-    layout = f"tp={tp}, pp={pp}, ep={ep}"
+    layout = f"tp={tp}, pp={pp}, ep={ep}" + (f", cp={cp}" if cp > 1 else "")
     return MemoryBudget(f"trainer of {model.name} on {num_gpus} x {device.name}, {layout}", capacity, items)
 
 

@@ -100,8 +100,8 @@ def _head(plan: ExportPlan, recipe: Recipe) -> Iterator[str]:
     version = VERSIONS[recipe.framework]
     yield f"bidirl-plan export --framework {recipe.framework}; options looked up in {version}."
     train = (
-        f"{plan.train_style} tp {plan.train.tp} pp {plan.train.pp} ep {plan.train.ep}, {plan.train_dp} "
-        "data-parallel"
+        f"{plan.train_style} tp {plan.train.tp} pp {plan.train.pp} ep {plan.train.ep}"
+        f"{f' cp {plan.train.cp}' if plan.train.cp > 1 else ''}, {plan.train_dp} data-parallel"
     )
     rollout = (
         f"tp {plan.rollout.tp} pp {plan.rollout.pp} ep {plan.rollout.ep}, {plan.rollout_replicas} engines"
@@ -112,6 +112,12 @@ def _head(plan: ExportPlan, recipe: Recipe) -> Iterator[str]:
     else:
         yield (
             f"Plan on {cluster}: {plan.rollout_gpus} generate ({rollout}), {plan.train_gpus} train ({train})."
+        )
+    if plan.rollout_gpu:
+        yield (
+            f"Not expressed: the GPU types of the pools. Generation is planned on {plan.rollout_gpu}, "
+            f"training on {plan.train_gpu}: start each role on nodes of its type (Ray: node labels or custom "
+            "resources; Slurm: constraints)."
         )
     yield (
         f"Plan: {plan.prompts_per_step} prompts x {plan.samples_per_prompt} samples a step in "

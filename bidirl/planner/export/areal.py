@@ -84,14 +84,14 @@ def _train_part(plan: ExportPlan) -> str:
     if plan.train_style is TrainStyle.MEGATRON:
         experts = f"e{plan.train.ep}" if plan.train.ep > 1 else ""
         return f"megatron:{_dims(plan.train_dp, plan.train)}{experts}"
-    pipeline_free = Layout(tp=plan.train.tp)
+    pipeline_free = Layout(tp=plan.train.tp, cp=plan.train.cp)
     return f"fsdp:{_dims(plan.train_gpus // pipeline_free.num_gpus, pipeline_free)}"
 
 
 def _dims(dp: int, layout: Layout) -> str:
     return "".join(
         f"{letter}{size}"
-        for letter, size in (("d", dp), ("t", layout.tp), ("p", layout.pp))
+        for letter, size in (("d", dp), ("t", layout.tp), ("p", layout.pp), ("c", layout.cp))
         if size > 1 or letter == "d"
     )
 

@@ -81,12 +81,17 @@ def _age(plan: ExportPlan, steps: int) -> dict[str, Value]:
 
 
 def _train_layout(plan: ExportPlan, *, megatron: bool) -> dict[str, Value]:
+    prefix = "policy.megatron_cfg" if megatron else "policy.dtensor_cfg"
+    context: dict[str, Value] = (
+        {f"{prefix}.context_parallel_size": plan.train.cp} if plan.train.cp > 1 else {}
+    )
     if not megatron:
-        return {"policy.dtensor_cfg.tensor_parallel_size": plan.train.tp}
+        return {"policy.dtensor_cfg.tensor_parallel_size": plan.train.tp, **context}
     return {
         "policy.megatron_cfg.tensor_model_parallel_size": plan.train.tp,
         "policy.megatron_cfg.pipeline_model_parallel_size": plan.train.pp,
         "policy.megatron_cfg.expert_model_parallel_size": plan.train.ep,
+        **context,
     }
 
 

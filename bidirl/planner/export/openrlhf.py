@@ -48,6 +48,7 @@ def openrlhf(plan: ExportPlan) -> Recipe:
         "--vllm.gpu_memory_utilization": plan.engine.gpu_memory_utilization,
         **({"--vllm.enable_prefix_caching": True} if plan.engine.prefix_caching else {}),
         "--ds.tensor_parallel_size": plan.train.tp,
+        **({"--ds.ring_attn_size": plan.train.cp} if plan.train.cp > 1 else {}),
         "--rollout.batch_size": plan.prompts_per_step,
         "--rollout.n_samples_per_prompt": plan.samples_per_prompt,
         "--rollout.max_new_tokens": plan.max_response_tokens,

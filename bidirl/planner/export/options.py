@@ -33,6 +33,7 @@ _VERL_ASYNC = Source(
 _VERL_ROLLOUT = Source(VERL, "0.9.1", "verl/trainer/config/rollout/rollout.yaml")
 _VERL_ACTOR = Source(VERL, "0.9.1", "verl/trainer/config/actor/actor.yaml")
 _VERL_MEGATRON = Source(VERL, "0.9.1", "verl/trainer/config/engine/megatron.yaml")
+_VERL_FSDP = Source(VERL, "0.9.1", "verl/trainer/config/engine/fsdp.yaml")
 _VERL_DATA = Source(VERL, "0.9.1", "verl/trainer/config/data/legacy_data.yaml")
 _VERL_CORRECTION = Source(VERL, "0.9.1", "verl/trainer/config/algorithm/rollout_correction.yaml")
 
@@ -48,6 +49,12 @@ _VERL_SHARED: Mapping[str, Source] = {
         f"{_ACTOR}.megatron.tensor_model_parallel_size",
         f"{_ACTOR}.megatron.pipeline_model_parallel_size",
         f"{_ACTOR}.megatron.expert_model_parallel_size",
+        f"{_ACTOR}.megatron.context_parallel_size",
+    ),
+    **_all(
+        _VERL_FSDP,
+        f"{_ACTOR}.fsdp_config.ulysses_sequence_parallel_size",
+        "actor_rollout_ref.ref.fsdp_config.ulysses_sequence_parallel_size",
     ),
     **_all(
         _VERL_ROLLOUT,
@@ -56,6 +63,7 @@ _VERL_SHARED: Mapping[str, Source] = {
         f"{_ROLLOUT}.tensor_model_parallel_size",
         f"{_ROLLOUT}.pipeline_model_parallel_size",
         f"{_ROLLOUT}.expert_parallel_size",
+        f"{_ROLLOUT}.data_parallel_size",
         f"{_ROLLOUT}.gpu_memory_utilization",
         f"{_ROLLOUT}.max_num_seqs",
         f"{_ROLLOUT}.max_num_batched_tokens",
@@ -184,6 +192,7 @@ _SLIME_OPTIONS: Mapping[str, Source] = {
         "--tensor-model-parallel-size",
         "--pipeline-model-parallel-size",
         "--expert-model-parallel-size",
+        "--context-parallel-size",
         "--sglang-mem-fraction-static",
     ),
 }
@@ -202,10 +211,12 @@ _NEMO_OPTIONS = _all(
     "policy.train_global_batch_size",
     "policy.dtensor_cfg.enabled",
     "policy.dtensor_cfg.tensor_parallel_size",
+    "policy.dtensor_cfg.context_parallel_size",
     "policy.megatron_cfg.enabled",
     "policy.megatron_cfg.tensor_model_parallel_size",
     "policy.megatron_cfg.pipeline_model_parallel_size",
     "policy.megatron_cfg.expert_model_parallel_size",
+    "policy.megatron_cfg.context_parallel_size",
     f"{_GENERATION}.max_new_tokens",
     f"{_GENERATION}.vllm_cfg.async_engine",
     f"{_GENERATION}.vllm_cfg.tensor_parallel_size",
@@ -239,6 +250,9 @@ _SKYRL_OPTIONS = _all(
     f"{_MEGATRON}.tensor_model_parallel_size",
     f"{_MEGATRON}.pipeline_model_parallel_size",
     f"{_MEGATRON}.expert_model_parallel_size",
+    f"{_MEGATRON}.context_parallel_size",
+    "trainer.policy.sequence_parallel_size",
+    "trainer.ref.sequence_parallel_size",
     "generator.n_samples_per_prompt",
     "generator.sampling_params.max_generate_length",
     f"{_ENGINE}.num_engines",
@@ -273,6 +287,7 @@ _PRIME_OPTIONS: Mapping[str, Source] = {
         "orchestrator.train.sampling.max_completion_tokens",
     ),
     **_all(Source(_PRIME, "004274ec", f"{_CONFIGS}/trainer.py"), "trainer.model.ep"),
+    **_all(Source(_PRIME, "0081765e", "src/prime_rl/configs/trainer.py"), "trainer.model.cp"),
     **_all(
         Source(_PRIME, "0d79bdd6", f"{_CONFIGS}/inference.py"),
         "inference.parallel.tp",
@@ -305,6 +320,7 @@ _OPENRLHF_OPTIONS = _all(
     "--vllm.enable_prefix_caching",
     "--vllm.enable_sleep",
     "--ds.tensor_parallel_size",
+    "--ds.ring_attn_size",
     "--ds.enable_sleep",
 )
 

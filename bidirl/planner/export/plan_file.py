@@ -37,16 +37,27 @@ class TrainStyle(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Parallel sizes of one replica; expert parallelism lives inside them and needs no GPUs of its own."""
+    """Parallel sizes of one replica; expert parallelism needs no GPUs of its own.
+
+    A trainer spreads experts over GPUs of several replicas. An engine with ``ep > tp`` is ``ep / tp`` groups
+    of ``tp`` GPUs, each counted as a replica here: frameworks call their number the data size.
+    """
 
     tp: int = 1
     pp: int = 1
     ep: int = 1
+    cp: int = 1
+    """GPUs among which a trainer spreads each sequence."""
 
     @property
     def num_gpus(self) -> int:
         """Return the GPUs of one model copy."""
-        return self.tp * self.pp
+        return self.tp * self.pp * self.cp
+
+    @property
+    def engine_groups(self) -> int:
+        """Return the groups of one engine that attend to sequences of their own."""
+        return max(1, self.ep // self.tp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +83,9 @@ class ExportPlan:
     old_logprob: bool
     engine: EngineConfig
     model_name: str
+    rollout_gpu: str = ""
+    train_gpu: str = ""
+    """GPU types of the pools, where they differ; else empty."""
 
     @property
     def staleness(self) -> Decimal:
@@ -135,7 +149,7 @@ def _checked(plan: ExportPlan, path: Path) -> ExportPlan:
         ("train", plan.train_gpus, plan.train),
     ):
         if gpus < 1 or gpus % layout.num_gpus:
-            size = f"tp {layout.tp} x pp {layout.pp}"
+            size = f"tp {layout.tp} x pp {layout.pp}" + (f" x cp {layout.cp}" if layout.cp > 1 else "")
             raise InputError(
                 f"{path}: {role}_gpus={gpus} hold no whole replicas of {size}: change one of them"
             )
@@ -169,7 +183,7 @@ def _from_job(job: Job, path: Path) -> ExportPlan:
         train_gpus=partition.rollout_gpus if colocated else partition.train_gpus,
         rollout=Layout(tp=partition.rollout_tp),
         train=Layout(tp=partition.train_tp),
-        train_style=TrainStyle.MEGATRON if partition.train_tp > 1 else TrainStyle.FSDP,
+        train_style=TrainStyle.FSDP,
         policy=job.policy,
         num_nodes=job.cluster.num_nodes,
         gpus_per_node=job.cluster.gpus_per_node,
@@ -181,7 +195,12 @@ def _from_job(job: Job, path: Path) -> ExportPlan:
         old_logprob=job.workload.old_logprob == "on",
         engine=job.engine,
         model_name=job.model.name or "",
+        **_gpu_types(job.cluster.rollout_device.name, job.cluster.train_device.name),
     )
+
+
+def _gpu_types(rollout: str, train: str) -> dict[str, str]:
+    return {} if rollout == train else {"rollout_gpu": rollout, "train_gpu": train}
 
 
 def _from_plan(file: "_Table") -> ExportPlan:
@@ -209,7 +228,14 @@ def _from_plan(file: "_Table") -> ExportPlan:
         old_logprob=workload.text("old_logprob", "on") == "on",
         engine=plan.section("engine", EngineConfig),
         model_name=job.table("model").text("name", ""),
+        **_gpu_types(_gpu_name(cluster, "rollout_gpu"), _gpu_name(cluster, "train_gpu")),
     )
+
+
+def _gpu_name(cluster: "_Table", key: str) -> str:
+    """Return the GPU type of a pool, or the cluster's; a table of numbers may name one."""
+    value = cluster.data.get(key) or cluster.data.get("gpu") or ""
+    return str(value.get("name", "custom GPU")) if isinstance(value, dict) else str(value)
 
 
 def _with_staleness(policy: PolicyConfig, plan: "_Table") -> PolicyConfig:
@@ -231,7 +257,8 @@ def _either(plan: "_Table", cluster: "_Table", key: str) -> int:
 
 
 def _layout(table: "_Table") -> Layout:
-    return Layout(table.integer("tp", 1), table.integer("pp", 1), table.integer("ep", 1))
+    sizes = (table.integer(name, 1) for name in ("tp", "pp", "ep", "cp"))
+    return Layout(*sizes)
 
 
 def _known_name(name: Any) -> Any:

@@ -36,7 +36,7 @@ def prime_rl(plan: ExportPlan) -> Recipe:
             f"mini_batches = {plan.mini_batches}: prime-rl makes one update a step; plan with "
             "workload.mini_batches 1"
         )
-    if plan.train_style is TrainStyle.MEGATRON or plan.train.num_gpus > 1:
+    if plan.train_style is TrainStyle.MEGATRON or plan.train.tp * plan.train.pp > 1:
         raise InputError(
             f"train layout {plan.train_style}, tp {plan.train.tp}, pp {plan.train.pp}: prime-rl trains "
             "with FSDP without tensor or pipeline parallelism; plan for FSDP with 1 and 1"
@@ -49,6 +49,7 @@ def prime_rl(plan: ExportPlan) -> Recipe:
     settings: dict[str, Value] = {
         **_deployment(plan),
         "trainer.model.ep": plan.train.ep,
+        **({"trainer.model.cp": plan.train.cp} if plan.train.cp > 1 else {}),
         "orchestrator.batch_size": plan.samples_per_step,
         "orchestrator.group_size": plan.samples_per_prompt,
         "orchestrator.max_off_policy_steps": bound.steps,

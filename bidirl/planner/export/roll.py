@@ -98,6 +98,11 @@ def _layout_notes(plan: ExportPlan) -> list[str]:
             f"Not expressed: train layout tp {plan.train.tp}, pp {plan.train.pp}, ep {plan.train.ep}. "
             "ROLL's FSDP has none of them; take megatron_train."
         )
+    if plan.train.cp > 1:
+        notes.append(
+            f"Not expressed: train cp {plan.train.cp}. ROLL counts a context size in its Megatron strategy; "
+            "its option was not looked up."
+        )
     if plan.rollout.ep > 1:
         notes.append(
             f"Not expressed: rollout ep {plan.rollout.ep}. ROLL sizes its vLLM workers by tensor and "

@@ -75,7 +75,7 @@ def whole_nodes(plan: ExportPlan, framework: str) -> tuple[int, int]:
 
 
 def _shapes(num_gpus: int, layout: Layout, plan: ExportPlan) -> Iterator[PoolShape]:
-    group = layout.tp
+    group = layout.tp * layout.cp
     for num_nodes in range(1, min(plan.num_nodes, num_gpus) + 1):
         per_node = num_gpus // num_nodes
         if num_gpus % num_nodes or per_node > plan.gpus_per_node:

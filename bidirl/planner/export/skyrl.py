@@ -40,7 +40,7 @@ def skyrl(plan: ExportPlan) -> Recipe:
         "trainer.placement.colocate_all": plan.colocated,
         **_placement(plan),
         "trainer.strategy": str(plan.train_style),
-        **_megatron(plan),
+        **_train_layout(plan),
         "trainer.train_batch_size": plan.prompts_per_step,
         "trainer.policy_mini_batch_size": plan.prompts_per_update,
         f"{ASYNC}.enabled": not plan.colocated,
@@ -89,22 +89,31 @@ def _placement(plan: ExportPlan) -> dict[str, Value]:
     }
 
 
-def _megatron(plan: ExportPlan) -> dict[str, Value]:
+def _train_layout(plan: ExportPlan) -> dict[str, Value]:
+    """Return the trainer's sizes; FSDP has a sequence size (Ulysses) in place of a tensor size."""
     if plan.train_style is not TrainStyle.MEGATRON:
-        return {}
+        size = plan.train.tp * plan.train.cp
+        roles = ("policy", "ref") if plan.reference else ("policy",)
+        return {f"trainer.{role}.sequence_parallel_size": size for role in roles} if size > 1 else {}
+    context = {f"{MEGATRON}.context_parallel_size": plan.train.cp} if plan.train.cp > 1 else {}
     return {
         f"{MEGATRON}.tensor_model_parallel_size": plan.train.tp,
         f"{MEGATRON}.pipeline_model_parallel_size": plan.train.pp,
         f"{MEGATRON}.expert_model_parallel_size": plan.train.ep,
+        **context,
     }
 
 
 def _layout_notes(plan: ExportPlan) -> list[str]:
     notes = []
-    if plan.train_style is TrainStyle.FSDP and (plan.train.num_gpus > 1 or plan.train.ep > 1):
+    if plan.train_style is TrainStyle.FSDP and plan.train.tp > 1:
         notes.append(
-            f"Not expressed: train layout tp {plan.train.tp}, pp {plan.train.pp}, ep {plan.train.ep}. FSDP "
-            "in SkyRL has none of them."
+            f"Differs: train tp {plan.train.tp}. FSDP in SkyRL has no tensor parallelism; the same GPUs "
+            "share each sequence instead (Ulysses), with as many ranks and the same states."
+        )
+    if plan.train_style is TrainStyle.FSDP and (plan.train.pp > 1 or plan.train.ep > 1):
+        notes.append(
+            f"Not expressed: train layout pp {plan.train.pp}, ep {plan.train.ep}. FSDP in SkyRL has neither."
         )
     if plan.rollout.ep not in (1, plan.rollout.tp):
         notes.append(

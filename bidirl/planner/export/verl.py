@@ -200,12 +200,13 @@ def _common(plan: ExportPlan) -> dict[str, Value]:
     return {
         "data.max_response_length": plan.max_response_tokens,
         f"{ACTOR}.ppo_mini_batch_size": plan.prompts_per_update,
-        **_megatron(plan),
+        **_train_layout(plan),
         f"{ROLLOUT}.name": "vllm",
         f"{ROLLOUT}.n": plan.samples_per_prompt,
         f"{ROLLOUT}.tensor_model_parallel_size": plan.rollout.tp,
         f"{ROLLOUT}.pipeline_model_parallel_size": plan.rollout.pp,
         f"{ROLLOUT}.expert_parallel_size": _expert_size(plan.rollout),
+        **_engine_data(plan.rollout),
         f"{ROLLOUT}.gpu_memory_utilization": plan.engine.gpu_memory_utilization,
         f"{ROLLOUT}.max_num_seqs": plan.engine.max_num_seqs,
         f"{ROLLOUT}.max_num_batched_tokens": plan.engine.max_num_batched_tokens,
@@ -217,13 +218,19 @@ def _is_megatron(plan: ExportPlan) -> bool:
     return plan.train_style is TrainStyle.MEGATRON
 
 
-def _megatron(plan: ExportPlan) -> dict[str, Value]:
+def _train_layout(plan: ExportPlan) -> dict[str, Value]:
+    """Return the trainer's sizes; FSDP has a sequence size (Ulysses) in place of a tensor size."""
     if not _is_megatron(plan):
-        return {}
+        size = plan.train.tp * plan.train.cp
+        roles = ("actor", "ref") if plan.reference else ("actor",)
+        key = "actor_rollout_ref.{}.fsdp_config.ulysses_sequence_parallel_size"
+        return {key.format(role): size for role in roles} if size > 1 else {}
+    context = {f"{ACTOR}.megatron.context_parallel_size": plan.train.cp} if plan.train.cp > 1 else {}
     return {
         f"{ACTOR}.megatron.tensor_model_parallel_size": plan.train.tp,
         f"{ACTOR}.megatron.pipeline_model_parallel_size": plan.train.pp,
         f"{ACTOR}.megatron.expert_model_parallel_size": plan.train.ep,
+        **context,
     }
 
 
@@ -232,28 +239,34 @@ def _engine_choice(plan: ExportPlan) -> dict[str, Value]:
 
 
 def _expert_size(layout: Layout) -> int:
-    """Return an expert size that vLLM takes under verl: 1, or all GPUs of the engine's TP group.
+    """Return an expert size that vLLM takes under verl: 1, or all GPUs of the engine.
 
     Source: verl 0.9.1 ``rollout.yaml``: above 1 it must equal TP x DP.
     """
-    return layout.tp if layout.ep > 1 else 1
+    return layout.tp * layout.engine_groups if layout.ep > 1 else 1
+
+
+def _engine_data(layout: Layout) -> dict[str, Value]:
+    return {f"{ROLLOUT}.data_parallel_size": layout.engine_groups} if layout.engine_groups > 1 else {}
 
 
 def _layout_notes(plan: ExportPlan) -> list[str]:
     notes = []
-    if plan.train_style is TrainStyle.FSDP and plan.train.num_gpus > 1:
+    if plan.train_style is TrainStyle.FSDP and plan.train.tp > 1:
         notes.append(
-            f"Not expressed: train layout tp {plan.train.tp}, pp {plan.train.pp}. FSDP in verl has "
-            "neither; use the plan's Megatron layout or an FSDP plan with 1 and 1."
+            f"Differs: train tp {plan.train.tp}. FSDP in verl has no tensor parallelism; the same GPUs share "
+            "each sequence instead (Ulysses), with as many ranks and the same states."
         )
+    if plan.train_style is TrainStyle.FSDP and plan.train.pp > 1:
+        notes.append(f"Not expressed: train layout pp {plan.train.pp}. FSDP in verl has no pipeline.")
     if plan.train_style is TrainStyle.FSDP and plan.train.ep > 1:
         notes.append(
             f"Not expressed: train layout ep {plan.train.ep}. FSDP in verl shards experts like the rest."
         )
-    if plan.rollout.ep not in (1, plan.rollout.tp):
+    if plan.rollout.ep != _expert_size(plan.rollout):
         notes.append(
-            f"Rounded: rollout ep {plan.rollout.ep} became {plan.rollout.tp}; with vLLM it is 1 or tensor "
-            "x data size."
+            f"Rounded: rollout ep {plan.rollout.ep} became {_expert_size(plan.rollout)}; with vLLM it is 1 "
+            "or tensor x data size."
         )
     if plan.reference:
         notes.append(f"The plan counts a reference pass: keep {ACTOR}.use_kl_loss=True.")

@@ -25,6 +25,7 @@ from bidirl.planner.search.layouts import (
     rollout_layouts,
     train_layouts,
 )
+from bidirl.planner.search.measured import measured_layouts
 from bidirl.planner.search.question import Question
 from bidirl.planner.search.rollout_pool import RolloutPool
 from bidirl.planner.search.train_pool import TrainPool
@@ -130,7 +131,7 @@ class Search:
         rollouts = rollout_layouts(question.model, node, num + 1)
         trains = train_layouts(question.model, node, num + 1)
         if question.measured is not None:
-            rollouts, trains = rollouts[:1], trains[:1]
+            rollouts, trains = measured_layouts(question, rollouts, trains)
         self.rollouts = [RolloutPool(question, layout, framework) for layout in rollouts]
         self.trains = [TrainPool(question, layout, framework) for layout in trains]
         self.sizes = question.sizes

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from math import lcm
 
 from bidirl.models.architecture import Architecture
 
@@ -13,6 +14,8 @@ MAX_TRAIN_PP = 16
 """Deepest pipelines tried. Source: the deepest in NeMo-RL's public recipes (DeepSeek-V3: 16)."""
 MAX_EP = 64
 """Widest expert parallelism tried. Source: NeMo-RL's recipes use up to 32."""
+MAX_CP = 8
+"""Widest context parallelism tried. ASSUMED: the GPUs of a node, whose links its exchange needs."""
 
 
 class Style(StrEnum):
@@ -28,17 +31,24 @@ class Style(StrEnum):
 class RolloutLayout:
     """One engine: ``tp`` GPUs share each layer, ``pp`` groups of them hold the layers in turn.
 
-    Expert parallelism inside an engine moves the same weights to the same GPUs, and no prior of ours can
-    tell it from tensor parallelism, so it is not a layout of its own.
+    With ``ep > tp`` the engine has ``ep`` GPUs: ``ep / tp`` groups attend to sequences of their own, and each
+    GPU holds ``1 / ep`` of the experts whole. ``ep = tp`` is not a layout of its own: it moves the bytes of
+    tensor parallelism to the same GPUs and, with routing that is never better than balanced, is no faster.
     """
 
     tp: int
     pp: int = 1
+    ep: int = 1
 
     @property
     def gpus(self) -> int:
         """Return ``|rho_r|``."""
-        return self.tp * self.pp
+        return max(self.tp, self.ep) * self.pp
+
+    @property
+    def groups(self) -> int:
+        """Return how many groups of ``tp`` GPUs attend to sequences of their own in one engine."""
+        return max(1, self.ep // self.tp)
 
     @property
     def unit_gpus(self) -> int:
@@ -47,8 +57,9 @@ class RolloutLayout:
 
     @property
     def label(self) -> str:
-        """Return the short name: ``tp2`` or ``tp8pp2``."""
-        return f"tp{self.tp}" + (f"pp{self.pp}" if self.pp > 1 else "")
+        """Return the short name: ``tp2``, ``tp8pp2`` or ``tp1ep8``."""
+        more = [f"{name}{size}" for name, size in (("pp", self.pp), ("ep", self.ep)) if size > 1]
+        return f"tp{self.tp}" + "".join(more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,24 +70,25 @@ class TrainLayout:
     tp: int
     pp: int = 1
     ep: int = 1
-    """GPUs among which a layer's experts are spread: inside ``tp x dp``, so not a factor of the replica."""
+    """GPUs among which a layer's experts are spread: inside ``tp x cp x dp``, no factor of the replica."""
+    cp: int = 1
+    """GPUs among which each sequence is spread: Ulysses under FSDP, a ring under Megatron."""
 
     @property
     def gpus(self) -> int:
         """Return ``|rho_t|``."""
-        return self.tp * self.pp
+        return self.tp * self.cp * self.pp
 
     @property
     def unit_gpus(self) -> int:
         """Return what the pool must be a multiple of: whole replicas, and whole groups of experts."""
-        return max(self.tp, self.ep) * self.pp
+        return lcm(self.tp * self.cp, self.ep) * self.pp
 
     @property
     def label(self) -> str:
         """Return the short name: ``fsdp`` or ``megatron tp2pp4ep8``."""
-        parts = [
-            f"{name}{size}" for name, size in (("tp", self.tp), ("pp", self.pp), ("ep", self.ep)) if size > 1
-        ]
+        sizes = (("tp", self.tp), ("pp", self.pp), ("ep", self.ep), ("cp", self.cp))
+        parts = [f"{name}{size}" for name, size in sizes if size > 1]
         return " ".join([self.style.value, *(["".join(parts)] if parts else [])])
 
 
@@ -95,41 +107,51 @@ def rollout_layouts(model: Architecture, gpus_per_node: int, num_gpus: int) -> l
     """Return the engine layouts to try, smallest replica first.
 
     Tensor parallelism stays in a node and divides its GPUs and the attention heads (vLLM's rule); pipelines
-    are powers of two, and a replica fills a node's part or whole nodes.
+    are powers of two, and a replica fills a node's part or whole nodes. Experts are spread evenly, over a
+    multiple of ``tp`` (vLLM: the expert size is tensor times data size), without a pipeline.
+    Source: vLLM 0.32, ``ParallelConfig`` and ``fused_moe/config.py``; verl-project/verl
+    verl/workers/config/rollout.py @005f2732 (``ep = tp x dp``).
     """
-    found = [
-        RolloutLayout(tp, pp)
-        for tp in _divisors(gpus_per_node)
-        if model.num_attention_heads % tp == 0
-        for pp in _powers(min(MAX_ROLLOUT_PP, model.num_layers))
-        if tp * pp < num_gpus and _aligned(tp * pp, gpus_per_node)
+    tensor = [tp for tp in _divisors(gpus_per_node) if model.num_attention_heads % tp == 0]
+    shapes = [(tp, pp, 1) for tp in tensor for pp in _powers(min(MAX_ROLLOUT_PP, model.num_layers))]
+    shapes += [
+        (tp, 1, ep)
+        for tp in tensor
+        for ep in _powers(min(MAX_EP, model.num_experts))
+        if ep > tp and ep % tp == 0 and model.num_experts % ep == 0
     ]
-    return sorted(found, key=lambda layout: (layout.gpus, layout.pp))
+    every = (RolloutLayout(*shape) for shape in shapes)
+    found = [each for each in every if each.gpus < num_gpus and _aligned(each.gpus, gpus_per_node)]
+    return sorted(found, key=lambda layout: (layout.gpus, layout.pp, layout.ep))
 
 
 def train_layouts(model: Architecture, gpus_per_node: int, num_gpus: int) -> list[TrainLayout]:
     """Return the trainer layouts to try, smallest replica first, FSDP before Megatron.
 
-    Megatron's tensor parallelism also divides the key-value heads or is a multiple of them (Megatron-LM's
-    grouped-query rule); expert parallelism divides the experts and is a multiple of ``tp``, or 1.
+    Megatron's tensor parallelism also divides the key-value heads or is a multiple of them; expert
+    parallelism divides the experts and is a multiple of ``tp``, or 1. Ulysses divides the heads of a tensor
+    shard, and the key-value heads or is a multiple of them; a ring pads sequences to a multiple of ``2 cp``.
+    Source: NVIDIA/Megatron-LM megatron/core/transformer/transformer_config.py @002526d8 (heads, query
+    groups); verl-project/verl verl/models/transformers/monkey_patch.py @0b32cefc (Ulysses);
+    NVIDIA-NeMo/RL nemo_rl/models/policy/lm_policy.py @007c9ca8 (padding).
     """
-    found = [
-        TrainLayout(Style.FSDP, tp)
-        for tp in _divisors(gpus_per_node)
-        if model.num_attention_heads % tp == 0 and tp < num_gpus
-    ]
-    for tp in _divisors(gpus_per_node):
-        kv = model.num_kv_heads
-        if model.num_attention_heads % tp or (kv % tp and tp % kv):
+    heads, kv = model.num_attention_heads, model.num_kv_heads
+    tensor = [tp for tp in _divisors(gpus_per_node) if heads % tp == 0]
+    every = [TrainLayout(Style.FSDP, tp, cp=cp) for tp in tensor for cp in _ulysses(heads, kv, tp)]
+    for tp in tensor:
+        if kv % tp and tp % kv:
             continue
         for pp in _powers(min(MAX_TRAIN_PP, model.num_layers)):
             for ep in _powers(min(MAX_EP, model.num_experts) or 1):
-                layout = TrainLayout(Style.MEGATRON, tp, pp, ep)
-                if ep > 1 and (model.num_experts % ep or ep % tp):
-                    continue
-                if layout.unit_gpus < num_gpus and _aligned(layout.gpus, gpus_per_node):
-                    found.append(layout)
-    return sorted(found, key=lambda each: (each.gpus, each.style.value, each.pp, each.ep))
+                if ep == 1 or not (model.num_experts % ep or ep % tp):
+                    every += [TrainLayout(Style.MEGATRON, tp, pp, ep, cp) for cp in _powers(MAX_CP)]
+    found = [each for each in every if each.unit_gpus < num_gpus and _aligned(each.gpus, gpus_per_node)]
+    return sorted(found, key=lambda each: (each.gpus, each.style.value, each.cp, each.pp, each.ep))
+
+
+def _ulysses(heads: int, kv: int, tp: int) -> Iterator[int]:
+    """Yield the sequence-parallel sizes whose all-to-all leaves each GPU whole heads."""
+    return (cp for cp in _powers(MAX_CP) if (heads // tp) % cp == 0 and (kv % cp == 0 or cp % kv == 0))
 
 
 def _aligned(gpus: int, gpus_per_node: int) -> bool:

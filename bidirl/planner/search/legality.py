@@ -89,11 +89,12 @@ def sharing_reason(search: Search, candidate: Candidate) -> str | None:
                 f"{budget.headroom_bytes / GIB:.2f} GiB are free on {own} GPUs"
             )
     if question.measured is None and engine.kv_tokens is None:
+        rollout = next(each for each in search.rollouts if each.layout == candidate.rollout)
         awake = lent_memory(
             cluster.rollout_device,
-            question.model,
+            rollout.part,
             engine,
-            rollout_tp=candidate.rollout.gpus,
+            rollout_tp=candidate.rollout.tp,
             train_gpus=gpus,
         )
         if not awake.fits:

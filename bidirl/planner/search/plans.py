@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from bidirl.models.estimate import Source, worst
 from bidirl.planner.build import build_plan, build_workload, stage_models
 from bidirl.planner.job import Job
 from bidirl.planner.plan import Plan
@@ -50,7 +51,14 @@ def job_of(job: Job, search: Search, candidate: Candidate) -> Job:
     pool = next(pool for pool in search.rollouts if pool.layout == candidate.rollout)
     engine = job.engine
     if not _is_plain(candidate):
-        engine = engine.model_copy(update={"kv_tokens": pool.limits.kv_tokens})
+        limits = pool.limits
+        engine = engine.model_copy(
+            update={
+                "kv_tokens": limits.kv_tokens,
+                "max_num_seqs": limits.max_num_seqs,
+                "max_num_batched_tokens": limits.max_num_batched_tokens,
+            }
+        )
     partition = Partition(
         candidate.placement,
         candidate.rollout_gpus,
@@ -63,7 +71,8 @@ def job_of(job: Job, search: Search, candidate: Candidate) -> Job:
 
 def _is_plain(candidate: Candidate) -> bool:
     """Return whether [partition] can say the layouts: tensor parallelism and full sharding alone."""
-    return candidate.rollout.pp == 1 and candidate.train.style is Style.FSDP
+    rollout, train = candidate.rollout, candidate.train
+    return rollout.gpus == rollout.tp and train.style is Style.FSDP and train.cp == 1
 
 
 def plan_of(job: Job, search: Search, candidate: Candidate, workload: Workload | None = None) -> Plan:
@@ -75,7 +84,9 @@ def plan_of(job: Job, search: Search, candidate: Candidate, workload: Workload |
     seed_free = workload or build_workload(job, 0)
     mine = job_of(job, search, candidate)
     plan = build_plan(mine, seed_free)
-    if _is_plain(candidate) or search.question.measured is not None:
+    if search.question.measured is not None:
+        return _moved(plan, search, candidate)
+    if _is_plain(candidate):
         return plan
     pool = next(pool for pool in search.rollouts if pool.layout == candidate.rollout)
     train = next(pool for pool in search.trains if pool.layout == candidate.train)
@@ -103,3 +114,29 @@ def plan_of(job: Job, search: Search, candidate: Candidate, workload: Workload |
         train_replica_gpus=candidate.train.gpus,
         models=models,
     )
+
+
+def _moved(plan: Plan, search: Search, candidate: Candidate) -> Plan:
+    """Return a plan on the models of a file with those of the candidate's tensor sizes."""
+    question, sizes = search.question, (candidate.rollout.tp, candidate.train.tp)
+    if sizes == question.measured_tp:
+        return plan
+    pool = next(pool for pool in search.rollouts if pool.layout == candidate.rollout)
+    train = next(pool for pool in search.trains if pool.layout == candidate.train)
+    gpus = candidate.train_gpus or candidate.rollout_gpus
+    trainer = train.trainer_of(gpus, question.longest_tokens)
+    moved = tuple(
+        part
+        for part, new, old in zip(("iteration.", "trainer."), sizes, question.measured_tp, strict=True)
+        if new != old
+    )
+    sources = {
+        name: replace(each, source=worst([each.source, Source.TRANSFERRED]))
+        if name.startswith(moved)
+        else each
+        for name, each in plan.models.sources.items()
+    }
+    models = replace(
+        plan.models, iteration=pool.iteration, limits=pool.limits, trainer=trainer, sources=sources
+    )
+    return replace(plan, models=models)

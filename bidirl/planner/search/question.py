@@ -39,10 +39,13 @@ class Question:
     """Share of the groups that rewards throw away: so many more must be generated."""
     measured: StageModels | None = None
     """Models of the job's file; they hold for the layouts that they were measured in."""
+    measured_tp: tuple[int, int] = (1, 1)
+    """Tensor sizes of engine and trainer in which they were measured: those of the job's [partition]."""
 
     @classmethod
     def of(cls, job: Job, workload: Workload, measured: StageModels | None = None) -> "Question":
         """Return the question that a job poses; lengths are those of its first step."""
+        written = job.partition
         config = job.workload
         return cls(
             cluster=job.cluster,
@@ -58,6 +61,7 @@ class Question:
             staleness=float(job.policy.staleness),
             filter_rate=config.filter_rate,
             measured=measured,
+            measured_tp=(1, 1) if written is None else (written.rollout_tp, written.train_tp),
         )
 
     @property

@@ -14,7 +14,9 @@ from bidirl.planner.policy import Lending, Placement
 from bidirl.planner.search import answers
 from bidirl.planner.search.candidates import Candidate, Objective
 from bidirl.planner.search.frameworks import FRAMEWORKS
+from bidirl.planner.search.goodput import goodput
 from bidirl.planner.search.legality import lending_reason
+from bidirl.planner.search.measured import layouts_note
 from bidirl.planner.search.plans import job_of
 from bidirl.planner.search.ranking import Ranked
 from bidirl.planner.search.run import Found, no_plan
@@ -33,11 +35,17 @@ def _layouts(candidate: Candidate) -> dict[str, Any]:
         "placement": str(candidate.placement),
         "rollout_gpus": candidate.rollout_gpus,
         "train_gpus": candidate.train_gpus,
-        "rollout": {"tp": rollout.tp, "pp": rollout.pp, "dp": candidate.rollout_replicas, "ep": 1},
+        "rollout": {
+            "tp": rollout.tp,
+            "pp": rollout.pp,
+            "dp": candidate.rollout_gpus // (rollout.tp * rollout.pp),
+            "ep": rollout.ep,
+        },
         "train": {
             "style": str(train.style),
             "tp": train.tp,
             "pp": train.pp,
+            "cp": train.cp,
             "dp": candidate.train_replicas,
             "ep": train.ep,
         },
@@ -115,6 +123,7 @@ def plan_json(found: Found) -> dict[str, Any]:
         "num_layouts": {"rollout": len(search.rollouts), "train": len(search.trains)},
         "num_priced": search.num_evaluated,
         "num_legal_pairs": search.num_candidates,
+        "layouts": layouts_note(question),
         "tie_rule": "least cost, then fewer GPUs, smaller rollout pool, smaller replicas",
     }
     data["rejected"] = [asdict(each) for each in found.rejected]
@@ -151,6 +160,7 @@ def _answers(found: Found, best: Candidate) -> dict[str, Any]:
         "break_even": [asdict(each) for each in answers.break_even(models, weight)],
         "why_no_lending": lending_reason(search, best),
         "samples_to_generate": search.question.produced_samples,
+        "goodput": _goodput(found, best, models.sync.seconds(best.rollout_replicas)),
     }
     if found.knee_curve:
         data["staleness"] = {
@@ -161,6 +171,15 @@ def _answers(found: Found, best: Candidate) -> dict[str, Any]:
     if found.factorial is not None:
         data["partition_and_borrowing"] = {"base": found.factorial_base, **asdict(found.factorial)}
     return data
+
+
+def _goodput(found: Found, best: Candidate, sync_s: float) -> dict[str, Any]:
+    answer = goodput(found.search, best, found.job.faults, sync_s)
+    if answer is None:
+        return {
+            "cannot_tell": "no failure rate: give faults.replica_mtbf_s, the up-time of a rollout replica"
+        }
+    return asdict(answer)
 
 
 def _frameworks(found: Found, best: Candidate) -> Iterator[tuple[str, list[str]]]:

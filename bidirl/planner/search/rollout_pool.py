@@ -14,9 +14,10 @@ from bidirl.models.engine_limits import EngineLimits
 from bidirl.models.estimate import Estimate, Source
 from bidirl.models.iteration import AffineIteration, IterationModel
 from bidirl.models.makespan import batch_cap, expected_max_tokens, rollout_makespan_s
-from bidirl.models.roofline import ALL_REDUCE_S, ExpertIteration, rollout_prior
+from bidirl.models.roofline import ALL_REDUCE_S, EXPERT_SPREAD, ExpertIteration, rollout_prior
 from bidirl.planner.search.frameworks import Framework
 from bidirl.planner.search.layouts import RolloutLayout
+from bidirl.planner.search.measured import moved_iteration, moved_limits
 from bidirl.planner.search.question import Question
 
 __all__ = ["RolloutPool"]
@@ -54,20 +55,32 @@ class RolloutPool:
         """Return what bounds the engine's batch; ``InputError`` if the weights leave no KV memory."""
         question, engine = self.question, self.question.engine
         if question.measured is not None:
-            return question.measured.limits
+            return moved_limits(question, question.measured, self.layout.tp)
         if engine.kv_tokens is not None:
             kv = Estimate.exact(engine.kv_tokens, Source.MEASURED, "given in the job")
         else:
-            stage = _stage_of(question, self.layout.pp)
-            kv = memory.kv_estimate(question.cluster.rollout_device, stage, self.layout.tp, engine)
+            kv = memory.kv_estimate(question.cluster.rollout_device, self.part, self.layout.tp, engine)
+            kv *= self.layout.groups
         self.sources["limits.kv_tokens"] = kv
         return EngineLimits(
             kv_tokens=int(kv.value),
             block_size=engine.block_size,
-            max_num_seqs=engine.max_num_seqs,
-            max_num_batched_tokens=engine.max_num_batched_tokens,
+            max_num_seqs=engine.max_num_seqs * self.layout.groups,
+            max_num_batched_tokens=engine.max_num_batched_tokens * self.layout.groups,
             prefix_caching=engine.prefix_caching,
         )
+
+    @cached_property
+    def part(self) -> Architecture:
+        """Return what ``tp`` GPUs of the engine hold, as a model of its own.
+
+        The largest pipeline stage; or, with wide expert parallelism, all but the experts of other groups.
+        """
+        model, layout = self.question.model, self.layout
+        if layout.groups > 1:
+            others = model.routed_params * (1.0 - layout.tp / layout.ep)
+            return replace(model, num_params=round(model.num_params - others))
+        return _stage_of(self.question, layout.pp)
 
     @cached_property
     def iteration(self) -> IterationModel:
@@ -76,15 +89,47 @@ class RolloutPool:
         With a pipeline of ``pp`` stages, ``pp`` micro-batches are under way: all running sequences advance by
         one token in the time that one micro-batch needs through all stages. Reading weights takes as long as
         without, work per token and per cached token is divided, and each boundary costs a message (ours).
+        With wide expert parallelism see ``_spread``.
         """
         question, pp = self.question, self.layout.pp
         if question.measured is not None:
-            return question.measured.iteration
+            return moved_iteration(question, question.measured, self.layout.tp)
         tp = self.layout.tp
         links = question.links(tp, of_rollout=True)
         model, sources = rollout_prior(question.cluster.rollout_device, question.model, tp, links)
         self.sources.update(sources)
+        if self.layout.groups > 1:
+            return self._spread(model)
         return model if pp == 1 else _pipelined(model, pp)
+
+    def _spread(self, model: IterationModel) -> IterationModel:
+        """Return the model of an engine whose groups share the experts: all of it per token of the engine.
+
+        Groups run in step on sequences of their own, evenly split (ours: routing and load are balanced, a
+        lower bound). Each reads its own copy of the other weights; an expert is read once in the engine. A
+        token goes to ``k`` experts and back, ``2 k h`` values in BF16, of which ``1 - 1 / ep`` leave the GPU,
+        and each layer sends two messages more. Source: bytes over links, as for tensor parallelism; the
+        interval is that of ``EXPERT_SPREAD``.
+        """
+        question, layout = self.question, self.layout
+        assert isinstance(model, ExpertIteration)
+        shape, affine, groups = question.model, model.affine, layout.groups
+        links = question.links(layout.ep, of_rollout=True)
+        moved = 4.0 * shape.experts_per_token * shape.hidden_size * (1.0 - 1.0 / layout.ep)
+        token_s = shape.num_layers * moved / links.group_bytes_per_s(layout.ep) / layout.ep
+        message_s = 2.0 * shape.num_layers * ALL_REDUCE_S
+        note = f"{question.cluster.rollout_device.name}, {shape.name}, {layout.label}"
+        for name, seconds in (("all_to_all_s_per_token", token_s), ("all_to_all_s", message_s)):
+            self.sources[f"iteration.{name}"] = Estimate.within(seconds, EXPERT_SPREAD, Source.ROOFLINE, note)
+        spread = AffineIteration(
+            tau_pre_s=affine.tau_pre_s + message_s,
+            tau_dec_s=affine.tau_dec_s + message_s,
+            beta_tok_pre_s=affine.beta_tok_pre_s / groups + token_s,
+            beta_tok_dec_s=affine.beta_tok_dec_s / groups + token_s,
+            beta_hist_pre_s=affine.beta_hist_pre_s / groups,
+            beta_hist_dec_s=affine.beta_hist_dec_s / groups,
+        )
+        return replace(model, affine=spread, experts_s=model.experts_s / groups)
 
     def makespan_s(self, replicas: int) -> float:
         """Return ``M_r(B_p, replicas)``.

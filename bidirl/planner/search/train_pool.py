@@ -8,13 +8,22 @@ import numpy as np
 import numpy.typing as npt
 
 from bidirl.models import memory
-from bidirl.models.estimate import Estimate
+from bidirl.models.estimate import Estimate, Source
 from bidirl.models.memory_roles import megatron_memory
-from bidirl.models.roofline import LINK_EFFICIENCY, MICRO_TOKENS, UPDATE_FORWARDS, trainer_prior
+from bidirl.models.roofline import (
+    ALL_REDUCE_S,
+    LINK_EFFICIENCY,
+    MICRO_TOKENS,
+    TRAIN_SPREAD,
+    UPDATE_FORWARDS,
+    Links,
+    trainer_prior,
+)
 from bidirl.models.trainer import SegmentCost, TrainerModel
 from bidirl.planner.plan import SAMPLES_PER_PULL
 from bidirl.planner.search.frameworks import Framework
 from bidirl.planner.search.layouts import Style, TrainLayout
+from bidirl.planner.search.measured import moved_trainer
 from bidirl.planner.search.question import Question
 
 __all__ = ["TrainPool", "pull_seconds", "train_seconds"]
@@ -39,7 +48,7 @@ class TrainPool:
         A pipeline takes the smallest: its bubble grows with the micro-batch.
         """
         least = self.question.longest_tokens
-        tokens = max(MICRO_TOKENS, least) if self.layout.pp == 1 else least
+        tokens = max(MICRO_TOKENS * self.layout.cp, least) if self.layout.pp == 1 else least
         while tokens > least:
             yield tokens
             tokens = max(least, tokens // 2)
@@ -50,7 +59,7 @@ class TrainPool:
         question, layout = self.question, self.layout
         device, model = question.cluster.train_device, question.model
         if layout.style is Style.FSDP:
-            return memory.train_memory(device, model, layout.tp, gpus, micro_tokens)
+            return memory.train_memory(device, model, layout.tp, gpus, micro_tokens, layout.cp)
         return megatron_memory(
             device,
             model,
@@ -59,6 +68,7 @@ class TrainPool:
             ep=layout.ep,
             num_gpus=gpus,
             micro_tokens=micro_tokens,
+            cp=layout.cp,
         )
 
     @cached_property
@@ -143,34 +153,81 @@ class TrainPool:
     def _make(self, spans_nodes: bool, micro_tokens: int) -> TrainerModel:
         question, layout = self.question, self.layout
         if question.measured is not None:
-            return question.measured.trainer
+            return moved_trainer(question, question.measured, layout.tp)
         node = question.cluster.gpus_per_node
         pool = node * 2 if spans_nodes else min(node, question.cluster.num_gpus)
         links = question.links(pool, of_rollout=False)
         device, model = question.cluster.train_device, question.model
         prior, sources = trainer_prior(device, model, layout.tp, 1, links, micro_tokens)
         self.sources.update(sources)
-        if layout.style is Style.FSDP:
+        if layout.style is Style.FSDP and layout.cp == 1:
             return prior  # optimizer_s is that of one GPU here: divided by the pool's GPUs later
         forward_s = prior.old_logprob.alpha_s
         if layout.ep > 1:
             moved = 2.0 * model.experts_per_token * model.hidden_size * 2.0 * (layout.ep - 1) / layout.ep
             rate = links.group_bytes_per_s(layout.ep) * LINK_EFFICIENCY
             forward_s += model.num_layers * moved / rate / layout.tp
+        if layout.cp > 1:
+            forward_s = forward_s / layout.cp + self._context_s(prior, links, micro_tokens)
         forward_s /= layout.pp
         bubble_s = (layout.pp - 1) * micro_tokens * forward_s
         tau_s = prior.old_logprob.tau_s
         forward = SegmentCost(tau_s + bubble_s, forward_s)
         update = SegmentCost(tau_s + UPDATE_FORWARDS * bubble_s, UPDATE_FORWARDS * forward_s)
-        return replace(
-            prior, old_logprob=forward, reference=forward, update=update, forward_bytes=0.0, update_bytes=0.0
+        per_node = max(1, prior.replicas_per_node // layout.cp)
+        made = replace(
+            prior, old_logprob=forward, reference=forward, update=update, replicas_per_node=per_node
         )
+        if layout.style is Style.FSDP:
+            return made
+        return replace(made, forward_bytes=0.0, update_bytes=0.0)
+
+    def _alone(self, model: TrainerModel) -> TrainerModel:
+        """Return the model of a single context-parallel replica under FSDP: its GPUs still shard the states.
+
+        The gather of a micro-batch is then no communication between replicas; it is charged per token,
+        without overlap.
+        """
+        layout = self.layout
+        if layout.style is not Style.FSDP or layout.cp == 1 or self.question.measured is not None:
+            return model
+        per_token = model.beta_comm_s_per_byte * (1.0 - 1.0 / layout.cp) / model.micro_tokens
+        forward, update = model.old_logprob, model.update
+        forward = replace(forward, alpha_s=forward.alpha_s + per_token * model.forward_bytes)
+        update = replace(update, alpha_s=update.alpha_s + per_token * model.update_bytes)
+        return replace(model, old_logprob=forward, reference=forward, update=update)
+
+    def _context_s(self, prior: TrainerModel, links: Links, micro_tokens: int) -> float:
+        """Return the seconds per effective token in which the parts of a sequence meet in attention.
+
+        Ulysses (FSDP) scatters and gathers the heads of queries, keys, values and outputs, all to all; a ring
+        (Megatron) passes keys and values around. Each GPU holds ``1 / cp`` of the tokens. Source: Jacobs et
+        al. 2023 (DeepSpeed Ulysses), Liu et al. 2023 (ring attention), by their bytes over the links; not
+        overlapped with anything, which is an upper bound.
+        """
+        layout, model, lengths = self.layout, self.question.model, self.question.prior
+        cp, tp = layout.cp, layout.tp
+        if layout.style is Style.FSDP:
+            heads = 2 * model.num_attention_heads + 2 * model.num_kv_heads
+            moved = model.attention_layers * heads * model.head_dim * 2.0 * (cp - 1) / cp**2 / tp
+        else:
+            moved = model.kv_bytes_per_token() * (cp - 1) / cp / min(tp, model.num_kv_heads)
+        messages_s = 2.0 * model.attention_layers * ALL_REDUCE_S / micro_tokens
+        seconds = moved / (links.group_bytes_per_s(tp * cp) * LINK_EFFICIENCY) + messages_s
+        tokens = [lengths.prompt_mean_tokens + response for response in lengths.quantiles]
+        seconds *= sum(tokens) / sum(prior.sample_work(each) for each in tokens)
+        note = f"{model.name}, cp={cp}, unoverlapped"
+        self.sources["trainer.context_s_per_token"] = Estimate.within(
+            seconds, TRAIN_SPREAD, Source.ROOFLINE, note
+        )
+        return seconds
 
     def optimizer_s(self, template: TrainerModel, gpus: Ints | int) -> Floats:
         """Return the seconds of one optimizer step of a pool.
 
         Megatron's distributed optimizer reduces FP32 gradients and gathers BF16 weights once per update:
-        6 bytes a parameter of a replica's shard, experts over their own data-parallel group.
+        6 bytes a parameter of a replica's shard, experts over their own data-parallel group. Context-parallel
+        GPUs hold the same shards and reduce with the rest.
         """
         question, layout = self.question, self.layout
         if question.measured is not None:
@@ -179,8 +236,9 @@ class TrainPool:
         if layout.style is Style.FSDP:
             return step_s
         routed = question.model.routed_params
-        dense = (question.model.num_params - routed) / layout.gpus
-        replicas = np.asarray(gpus, dtype=np.float64) / layout.gpus
+        shards = layout.tp * layout.pp
+        dense = (question.model.num_params - routed) / shards
+        replicas = np.asarray(gpus, dtype=np.float64) / shards
         groups = np.asarray(gpus, dtype=np.float64) / (layout.ep * layout.pp)
         moved = dense * (1.0 - 1.0 / replicas) + routed / (layout.ep * layout.pp) * (1.0 - 1.0 / groups)
         spans = np.asarray(gpus) > question.cluster.gpus_per_node
@@ -201,7 +259,24 @@ class TrainPool:
         """Return the same for a stated micro-batch."""
         spans = gpus > self.question.cluster.gpus_per_node
         template = self.template(spans_nodes=spans, micro_tokens=micro_tokens)
-        return replace(template, optimizer_s=float(self.optimizer_s(template, gpus)))
+        model = replace(template, optimizer_s=float(self.optimizer_s(template, gpus)))
+        if gpus == self.layout.gpus:
+            return self._alone(model)
+        share = float(self._gather_share(np.asarray(gpus // self.layout.gpus)))
+        moved = model.forward_bytes * share, model.update_bytes * share
+        return replace(model, forward_bytes=moved[0], update_bytes=moved[1])
+
+    def _gather_share(self, replicas: Ints) -> Floats:
+        """Return by how much a gather over all GPUs of some replicas exceeds one over the replicas.
+
+        ``TrainerModel`` moves ``(d - 1) / d`` of the bytes between ``d`` replicas; under FSDP the members of
+        a gather are the ``d cp`` GPUs of a tensor shard.
+        """
+        count = replicas.astype(np.float64)
+        if self.question.measured is not None or self.layout.style is not Style.FSDP:
+            return np.ones_like(count)
+        members = count * self.layout.cp
+        return np.where(count > 1.0, (members - 1.0) / members * count / np.maximum(count - 1.0, 1.0), 1.0)
 
     @cached_property
     def seconds(self) -> Floats:
@@ -215,9 +290,11 @@ class TrainPool:
                 if here.any():
                     template = self.template(spans_nodes=spans, micro_tokens=int(tokens))
                     step_s = self.optimizer_s(template, sizes[here])
-                    found[here] = train_seconds(
-                        self.question, template, sizes[here] // self.layout.gpus, step_s
-                    )
+                    replicas = sizes[here] // self.layout.gpus
+                    share = self._gather_share(replicas)
+                    found[here] = train_seconds(self.question, template, replicas, step_s, share)
+        for index in np.flatnonzero((sizes == self.layout.gpus) & (micro > 0) & (self.layout.cp > 1)):
+            found[index] = self._seconds_of(self.trainer(int(sizes[index])), 1)
         return found
 
     def seconds_on(self, gpus: int) -> float:
@@ -225,15 +302,25 @@ class TrainPool:
         if self.reason(gpus) is not None:
             return float("inf")
         micro = next(tokens for tokens in self.rungs() if self.budget(gpus, tokens).fits)
-        model = self.trainer_of(gpus, micro)
-        replicas = np.asarray([gpus // self.layout.gpus])
-        return float(train_seconds(self.question, model, replicas, np.asarray([model.optimizer_s]))[0])
+        return self._seconds_of(self.trainer_of(gpus, micro), gpus // self.layout.gpus)
+
+    def _seconds_of(self, model: TrainerModel, replicas: int) -> float:
+        step_s = np.asarray([model.optimizer_s])
+        return float(train_seconds(self.question, model, np.asarray([replicas]), step_s)[0])
 
 
 def pull_seconds(
-    trainer: TrainerModel, segment: str, work: float | Floats, longest: float, replicas: Ints
+    trainer: TrainerModel,
+    segment: str,
+    work: float | Floats,
+    longest: float,
+    replicas: Ints,
+    moved: float | Floats = 1.0,
 ) -> Floats:
-    """Return ``TrainerModel.pull_s`` for arrays of works and replica counts; the same formula and numbers."""
+    """Return ``TrainerModel.pull_s`` for arrays of works and replica counts; the same formula and numbers.
+
+    ``moved`` scales the bytes of a gather per replica count.
+    """
     count = replicas.astype(np.float64)
     slowest = np.maximum(work / count, longest)
     cost = trainer.segment(segment)
@@ -241,7 +328,7 @@ def pull_seconds(
     num_bytes = trainer.update_bytes if segment == "update" else trainer.forward_bytes
     crosses = replicas > trainer.replicas_per_node
     beta = np.where(crosses, trainer.beta_inter_s_per_byte, trainer.beta_comm_s_per_byte)
-    each = trainer.alpha_comm_s + beta * num_bytes * (count - 1.0) / count
+    each = trainer.alpha_comm_s + beta * (num_bytes * moved) * (count - 1.0) / count
     moved = np.where(count > 1.0, np.ceil(slowest / trainer.micro_tokens) * each, 0.0)
     if trainer.overlap_p == 1.0:
         return np.asarray(compute + moved)
@@ -250,7 +337,13 @@ def pull_seconds(
     return np.asarray(larger * (1.0 + ratio**trainer.overlap_p) ** (1.0 / trainer.overlap_p))
 
 
-def train_seconds(question: Question, trainer: TrainerModel, replicas: Ints, optimizer_s: Floats) -> Floats:
+def train_seconds(
+    question: Question,
+    trainer: TrainerModel,
+    replicas: Ints,
+    optimizer_s: Floats,
+    moved: float | Floats = 1.0,
+) -> Floats:
     """Return ``M_t(U_B, d)`` for an array of replica counts: all segments of a step, in pulls of ``s_max``.
 
     The same sum as ``Predictor.train_s(batch_work(plan), d)``; a test holds the two together.
@@ -266,8 +359,8 @@ def train_seconds(question: Question, trainer: TrainerModel, replicas: Ints, opt
         chunk = np.minimum(chunk, question.groups // question.mini_batches)
     chunks = -(-question.groups // chunk)
     pulls = np.ceil(chunks / pull)
-    forward = pulls * pull_seconds(trainer, "old_logprob", batch / pulls, longest, replicas)
+    forward = pulls * pull_seconds(trainer, "old_logprob", batch / pulls, longest, replicas, moved)
     parts = np.ceil(np.maximum(1, chunks // question.mini_batches) / pull)
     part = batch / question.mini_batches / parts
-    update = parts * pull_seconds(trainer, "update", part, longest, replicas) + optimizer_s
+    update = parts * pull_seconds(trainer, "update", part, longest, replicas, moved) + optimizer_s
     return np.asarray(question.num_forwards * forward + question.mini_batches * update)
