@@ -12,7 +12,7 @@ ENGINE_PYTHON ?= $(shell for p in $(PYTHON) python3.11; do \
 ENGINE_PIP = $(ENGINE)/bin/python -m pip install -qq --disable-pip-version-check $(ENGINE_PIP_ARGS)
 DEMO_VARY := --vary policy.name=no_borrow,bidirl --vary workload.max_response_tokens=1024,2048,4096 --vary policy.staleness=0,0.5,1
 
-.PHONY: demo test engine test-engine check bench docs validation clean
+.PHONY: demo test engine test-engine check bench bench-engine docs validation clean
 .NOTPARALLEL:
 
 demo: $(BASE) ## A sweep over response lengths and staleness: table, CSV and figures in out/demo
@@ -38,7 +38,10 @@ check: $(DEV) ## Formatting, lint, types, import layers
 
 bench: $(DEV) ## Cost, as ratios and slopes
 	@$(BIN)/python -m pytest -q -m bench tests
-	@for script in benchmarks/*.py; do [ ! -e "$$script" ] || $(BIN)/python "$$script" || exit 1; done
+	@for script in benchmarks/*.py; do $(BIN)/python "$$script" || exit 1; done
+
+bench-engine: $(ENGINE)/.stamp ## Long runs on real engines: 300 neutral steps, learning, predicted vs measured (an hour)
+	@for name in neutral learning_run validate_runs; do $(ENGINE)/bin/python benchmarks/$$name.py || exit 1; done
 
 docs: $(DEV) ## Links and commands of README and docs/ hold
 	@$(BIN)/python -m pytest -q tests/test_docs.py

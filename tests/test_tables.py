@@ -53,7 +53,7 @@ def same(one: list[Any], other: list[Any]) -> bool:
 
 def test_the_schema_is_the_records() -> None:
     assert list(SAMPLE_COLUMNS) == list(columns_of(Samples()))
-    assert [*list(STEP_COLUMNS)[1:], "parts"] == list(columns_of(Steps()))
+    assert [*list(STEP_COLUMNS)[1:], "parts", "extra"] == list(columns_of(Steps()))
 
 
 def test_samples_read_back_with_their_types(tmp_path: Path) -> None:

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bidirl.errors import RunFault
+from bidirl.planner.cli_advise import advise
+from bidirl.planner.cli_calibrate import calibrate
+from bidirl.planner.cli_read import read
 from bidirl.shell import JobArgument, JsonOption, SetOption, guarded, root
 from bidirl.shell import console as _console
 
@@ -45,6 +48,9 @@ def main() -> None:
 
 
 app.callback()(root)
+app.command()(read)
+app.command()(calibrate)
+app.command()(advise)
 
 
 @app.command()
@@ -213,6 +219,14 @@ def _sentences(data: dict[str, Any]) -> list[str]:
             f"over {four['base']} without lending: the split gains {four['partition_gain']:.2f}x, lending "
             f"{four['borrowing_gain']:.2f}x, both {four['both_gain']:.2f}x "
             f"(interaction {four['interaction']:.2f})"
+        )
+    faults = found["goodput"]
+    if "goodput" in faults:
+        lines.append(
+            f"failures leave {faults['goodput']:.1%} of the steps (rollout capacity "
+            f"{faults['rollout_capacity']:.1%}, trainer {faults['trainer_share']:.1%} with a checkpoint "
+            f"every {faults['checkpoint_interval_steps']} steps); spare replicas that pay: "
+            f"{faults['spares_that_pay']}"
         )
     other = found.get("gpu_hour_optimal") or found.get("time_optimal")
     if isinstance(other, dict):

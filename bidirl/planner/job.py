@@ -17,6 +17,7 @@ from bidirl.models.faults import FaultsConfig
 from bidirl.planner.config_errors import section_problems
 from bidirl.planner.config_file import ConfigFile, dotted, nearest, read_config
 from bidirl.planner.job_rules import JobParts, cross_problems, resolve_placement
+from bidirl.planner.learn import LearnConfig
 from bidirl.planner.overrides import apply_overrides
 from bidirl.planner.policy import PRESETS, PolicyConfig, with_preset
 from bidirl.planner.sections import EngineConfig, ModelsConfig, Partition, PartitionConfig
@@ -34,8 +35,11 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "engine": EngineConfig,
     "models": ModelsConfig,
     "faults": FaultsConfig,
+    "learn": LearnConfig,
 }
 REQUIRED = ("cluster", "model", "workload")
+OPTIONAL = frozenset({"learn"})
+"""Sections that a job without them does not have; of all others the defaults hold."""
 EXACT: frozenset[KeyPath] = frozenset({("policy", "staleness")})
 """Numbers that stay decimal; all others become floats."""
 LENGTHS: KeyPath = ("workload", "lengths")
@@ -60,6 +64,8 @@ class Job:
     engine: EngineConfig
     models: ModelsConfig
     faults: FaultsConfig
+    learn: LearnConfig | None = None
+    """None: the job says nothing about real runs."""
     base_dir: Path = field(default=Path(), compare=False)
     """Folder of the job file."""
     notices: tuple[str, ...] = field(default=(), compare=False)
@@ -80,6 +86,8 @@ def load_job(path: Path | str, overrides: Sequence[str] = ()) -> Job:
     for section, model in SECTIONS.items():
         if section not in file.data and section in REQUIRED:
             problems.append(f"{file.path}: [{section}] is missing: it is required; add the section")
+            continue
+        if section not in file.data and section in OPTIONAL:
             continue
         found = _validate(file, section, model)
         if isinstance(found, list):

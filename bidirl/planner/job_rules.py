@@ -8,6 +8,7 @@ from bidirl.models.architecture import ModelConfig
 from bidirl.models.cluster import ClusterConfig
 from bidirl.models.faults import FaultsConfig
 from bidirl.planner.config_file import ConfigFile, show
+from bidirl.planner.learn import LearnConfig
 from bidirl.planner.policy import (
     PINNED_BY_PRESET,
     Granularity,
@@ -38,6 +39,7 @@ class JobParts:
     engine: EngineConfig
     models: ModelsConfig
     faults: FaultsConfig
+    learn: LearnConfig | None = None
 
     @property
     def is_colocated(self) -> bool:
@@ -109,7 +111,7 @@ def resolve_placement(data: dict[str, Any]) -> list[str]:
 
 def cross_problems(file: ConfigFile, parts: JobParts) -> list[str]:
     """Return one line for each broken rule between sections."""
-    checks = (_policy_rules, _pool_rules, _layout_rules, _workload_rules)
+    checks = (_policy_rules, _pool_rules, _layout_rules, _workload_rules, _learn_rules)
     return [line for check in checks for line in check(file, parts)]
 
 
@@ -202,3 +204,15 @@ def _workload_rules(file: ConfigFile, parts: JobParts) -> Iterator[str]:
         yield file.problem(
             ("engine", "kv_tokens"), engine.kv_tokens, rule, [("workload", "max_response_tokens")]
         )
+
+
+def _learn_rules(file: ConfigFile, parts: JobParts) -> Iterator[str]:
+    learn, workload = parts.learn, parts.workload
+    if learn is None:
+        return
+    if learn.kl_weight > 0.0 and workload.reference != "on":
+        rule = 'needs the log-probabilities of version 0; set workload.reference = "on", or this to 0'
+        yield file.problem(("learn", "kl_weight"), learn.kl_weight, rule, [("workload", "reference")])
+    if learn.old_policy != "behaviour" and workload.old_logprob != "on":
+        rule = 'needs the old-logprob stage; set workload.old_logprob = "on", or this to "behaviour"'
+        yield file.problem(("learn", "old_policy"), learn.old_policy, rule, [("workload", "old_logprob")])

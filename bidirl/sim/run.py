@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from bidirl.traces.tables import columns_of, write_samples, write_steps
 
 __all__ = [
     "Outcome",
+    "Runner",
     "alone_decode_s",
     "build",
     "make_folder",
@@ -124,11 +125,29 @@ def write_json(path: Path, data: object) -> None:
     path.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def run_to_folder(job: Job, seed: int, folder: Path) -> Outcome:
+class Runner(Protocol):
+    """What runs a job: `simulate`, or a real run."""
+
+    def __call__(self, job: Job, seed: int, *, sink: Callable[[Plan], Sink] | None = None) -> Outcome:
+        """Run a job under a seed and give its journal to ``sink``."""
+        ...
+
+
+def run_to_folder(
+    job: Job,
+    seed: int,
+    folder: Path,
+    run: Runner = simulate,
+    *,
+    flush: bool = False,
+    keep_events: int | None = None,
+) -> Outcome:
     """Run a job and leave everything in a folder: what was resolved, tables, journal, figure, trace.
 
     ``resolved.json`` is there from the start, the journal grows with the run, the rest follows. Without a
-    feasible plan, ``summary.json`` holds the reason under ``error``.
+    feasible plan, ``summary.json`` holds the reason under ``error``. ``flush`` hands each line of the journal
+    to the operating system at once, so that a killed run has all of it. ``keep_events`` continues the journal
+    in the folder after so many events.
 
     Raises:
         InputError: the folder cannot be made, or see `simulate`.
@@ -144,10 +163,12 @@ def run_to_folder(job: Job, seed: int, folder: Path) -> Outcome:
                 resolved = _resolved(job, folder, plan)
                 write_json(folder / "resolved.json", {**resolved, "provenance": about})
                 path = folder / "journal.jsonl"
-                writer = JournalWriter(path, provenance=about, plan=plan_to_json(plan))
-                return _journal(stack.enter_context(writer))
+                writer = JournalWriter(
+                    path, provenance=about, plan=plan_to_json(plan), keep_events=keep_events
+                )
+                return _journal(stack.enter_context(writer), flush=flush)
 
-            outcome = simulate(job, seed, sink=sink)
+            outcome = run(job, seed, sink=sink)
         _write_results(folder, outcome, job, about)
     except NoFeasiblePlan as error:
         write_json(folder / "summary.json", {"error": str(error)})
@@ -161,11 +182,13 @@ def run_to_folder(job: Job, seed: int, folder: Path) -> Outcome:
     return outcome
 
 
-def _journal(writer: JournalWriter) -> Sink:
+def _journal(writer: JournalWriter, *, flush: bool) -> Sink:
     write = writer.write
 
     def sink(now: float, event: Event, actions: Sequence[Action]) -> None:
         write(now, to_json(event), [to_json(action) for action in actions])
+        if flush:
+            writer.flush()
 
     return sink
 

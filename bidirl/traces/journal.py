@@ -31,8 +31,26 @@ class JournalWriter:
         OSError: the file cannot be written.
     """
 
-    def __init__(self, path: Path, *, provenance: Mapping[str, Any], plan: Mapping[str, Any]) -> None:
-        """Start the file anew with its header: ``plan`` is what a scheduler is built from."""
+    def __init__(
+        self,
+        path: Path,
+        *,
+        provenance: Mapping[str, Any],
+        plan: Mapping[str, Any],
+        keep_events: int | None = None,
+    ) -> None:
+        """Start the file anew with its header: ``plan`` is what a scheduler is built from.
+
+        With ``keep_events`` the file is there already: what follows its first so many events is cut off, and
+        new ones are appended.
+        """
+        if keep_events is not None:
+            self._file = path.open("r+", encoding="utf-8", newline="\n")
+            for _ in range(1 + keep_events):
+                self._file.readline()
+            self._file.seek(self._file.tell())
+            self._file.truncate()
+            return
         self._file = path.open("w", encoding="utf-8", newline="\n")
         header = {"schema": SCHEMA, "version": VERSION, "provenance": dict(provenance), "plan": dict(plan)}
         self._file.write(line_of(header) + "\n")
@@ -55,7 +73,11 @@ class JournalWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except OSError:
+            if kind is None:  # else the first error tells more
+                raise
 
 
 @dataclass(frozen=True, slots=True)

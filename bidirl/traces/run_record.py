@@ -83,6 +83,8 @@ class Steps:
     """Seconds of the trainer's time line between two publications by state (``wait``, ``old_logprob``,
     ``reference``, ``update``, ``optimizer``, ``merge``, ``broadcast``, ``sync``, ``drain``, ``switch``,
     ``reward``, ``checkpoint``); they sum to the step's time."""
+    extra: dict[str, list[float]] = field(default_factory=dict)
+    """What only a real run knows, by the names of ``tables.LEARNING_COLUMNS``; one value per step."""
 
 
 @dataclass(slots=True)

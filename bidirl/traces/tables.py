@@ -16,6 +16,7 @@ from typing import Any
 from bidirl.errors import InputError
 
 __all__ = [
+    "LEARNING_COLUMNS",
     "SAMPLE_COLUMNS",
     "STEP_COLUMNS",
     "columns_of",
@@ -56,6 +57,18 @@ STEP_COLUMNS: dict[str, type] = {
 }
 """Columns of ``steps.csv``; behind them one column ``part_<state>_s`` for each state of the trainer."""
 
+LEARNING_COLUMNS: tuple[str, ...] = (
+    "reward_mean",
+    "gradient_norm",
+    "mismatch_mean",
+    "mismatch_max",
+    "lag_mean",
+    "lag_max",
+)
+"""Columns that ``steps.csv`` of a real run has behind those: mean reward of the batch, norm of the last
+merged gradient, |log-probability at generation - at the update| over tokens, and the lag of the batch's
+samples in versions."""
+
 PART_PREFIX, PART_SUFFIX = "part_", "_s"
 
 Columns = Mapping[str, Sequence[Any]]
@@ -90,7 +103,7 @@ def write_steps(path: Path, columns: Columns) -> None:
     """Write ``steps.csv``.
 
     ``columns`` holds ``STEP_COLUMNS`` (``step`` is counted here) and ``parts``, one mapping of state to
-    seconds per step; a state that a step lacks took 0 s.
+    seconds per step; a state that a step lacks took 0 s. ``extra`` may hold ``LEARNING_COLUMNS``.
     """
     parts: Sequence[Mapping[str, float]] = columns["parts"]
     states = list(dict.fromkeys(state for row in parts for state in row))
@@ -99,6 +112,8 @@ def write_steps(path: Path, columns: Columns) -> None:
     table |= {
         f"{PART_PREFIX}{state}{PART_SUFFIX}": [row.get(state, 0.0) for row in parts] for state in states
     }
+    extra: Any = columns.get("extra", {})
+    table |= {name: extra[name] for name in LEARNING_COLUMNS if name in extra}
     write_table(path, table)
 
 
@@ -114,11 +129,13 @@ def read_samples(path: Path) -> dict[str, list[Any]]:
 def read_steps(path: Path) -> dict[str, list[Any]]:
     """Read ``steps.csv`` back as typed columns; ``parts`` is one dict of state to seconds per step.
 
+    ``LEARNING_COLUMNS`` are there if the table has them.
+
     Raises:
         InputError: the file is missing, lacks a column, or holds a value of another type.
     """
     table = _read(path, STEP_COLUMNS)
-    states = [name for name in table if name not in STEP_COLUMNS]
+    states = [name for name in table if name not in STEP_COLUMNS and name not in LEARNING_COLUMNS]
     names = [name.removeprefix(PART_PREFIX).removesuffix(PART_SUFFIX) for name in states]
     rows = zip(*(table.pop(state) for state in states), strict=True)
     parts = [dict(zip(names, row, strict=True)) for row in rows] if states else [{} for _ in table["step"]]
@@ -173,7 +190,7 @@ def _read(path: Path, schema: Mapping[str, type]) -> dict[str, list[Any]]:
 
 
 def _is_part(name: str) -> bool:
-    return name.startswith(PART_PREFIX) and name.endswith(PART_SUFFIX)
+    return name in LEARNING_COLUMNS or (name.startswith(PART_PREFIX) and name.endswith(PART_SUFFIX))
 
 
 def _typed(path: Path, name: str, kind: type, column: Sequence[str]) -> list[Any]:

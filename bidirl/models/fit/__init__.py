@@ -1,0 +1,1 @@
+"""Fits of stage times to logs and profiles: maximum a posteriori, robust, with intervals."""
