@@ -225,7 +225,7 @@ class VirtualClock:
 
 
 class RealClock:
-    """The running loop's own time, ``speed`` model seconds a second, from construction on."""
+    """The running loop's own time, ``speed`` model seconds a second, from construction (or ``start``) on."""
 
     arrival_decides = True
 
@@ -233,6 +233,10 @@ class RealClock:
         self._loop = asyncio.get_running_loop()
         self._start_s = self._loop.time()
         self._speed = speed
+
+    def start(self, at_s: float = 0.0) -> None:
+        """Let it be ``at_s`` now: what a backend needs to start is no part of a run."""
+        self._start_s = self._loop.time() - at_s / self._speed
 
     def now(self) -> float:
         return (self._loop.time() - self._start_s) * self._speed

@@ -18,6 +18,7 @@ from bidirl.executor.backends import Backend, CallFailed, Ended, Taken
 from bidirl.executor.clock import Clock
 from bidirl.executor.inbox import Inbox, key_of
 from bidirl.executor.leases import Leases
+from bidirl.executor.resume import AGAIN, DriverState, resume
 from bidirl.executor.spans import OpenSpans
 from bidirl.executor.training import Training
 from bidirl.planner import events as ev
@@ -65,7 +66,13 @@ class Driver:
         *,
         sink: Sink | None = None,
         deadlines: Deadlines | None = None,
+        resumed: "DriverState | None" = None,
+        keep: "Callable[[Driver, int], None] | None" = None,
     ) -> None:
+        """Take where the journal goes, what a checkpoint holds of a driver, and who is to keep one.
+
+        ``keep`` is called with the number of steps done, after each step.
+        """
         if plan.policy.gate is Gate.ORACLE:
             raise InputError(
                 "policy.gate = oracle: it needs the lengths before they are generated, which only a "
@@ -76,8 +83,10 @@ class Driver:
         self.clock = clock
         self.sink = sink
         self.deadlines = deadlines or Deadlines()
-        self.scheduler = Scheduler(plan)
-        self.recorder = Recorder(plan, self.scheduler)
+        self.resumed = resumed
+        self.keep = keep
+        self.recorder = Recorder(plan, Scheduler(plan)) if resumed is None else resumed.recorder
+        self.scheduler = self.recorder.scheduler
         self.spans = OpenSpans(self.recorder)
         self.inbox = Inbox(clock)
         self.n = plan.samples_per_group
@@ -95,6 +104,8 @@ class Driver:
         self.num_started = 0
         self.num_events = 0
         self.syncs: list[ev.SyncReplica] = []
+        self.unanswered: dict[int, Action] = {}
+        """Actions that a resumed run must give out again, by serial."""
         shared = backend, clock, self.inbox, self.recorder, self.spans
         self.leases = leases = Leases(*shared, self, self.deadlines.lease_s)
         training = Training(*shared, leases, self.deadlines.train_s)
@@ -103,7 +114,7 @@ class Driver:
             ev.Preempt: self._preempt,
             ev.RequestProgress: self._progress,
             ev.ScoreGroup: self._score,
-            ev.DropGroup: self.recorder.group_dropped,
+            ev.DropGroup: self._drop,
             ev.StartChunks: training.start_chunks,
             ev.Merge: training.merge,
             ev.OptimizerStep: training.optimizer_step,
@@ -130,7 +141,10 @@ class Driver:
         start = perf_counter()
         try:
             await self.backend.open(self)
-            self.inbox.put_event(ev.RunStarted())
+            if self.resumed is None:
+                self.inbox.put_event(ev.RunStarted())
+            else:
+                resume(self, self.resumed)
             while not self.scheduler.done:
                 take = await self.inbox.next(self._stalled)
                 event = take()
@@ -161,12 +175,21 @@ class Driver:
         actions = self.scheduler.handle(event, now)
         if self.sink is not None:
             self.sink(now, event, actions)
+        self.unanswered.pop(event.cause, None)
         for action in actions:
+            if isinstance(action, AGAIN):
+                self.unanswered[action.serial] = action
             self._do[type(action)](action)
         if self.syncs:
             self._sync(self.syncs)
             self.syncs.clear()
         self.recorder.observe(now)
+        if self.keep is not None and type(event) is ev.Updated and self.scheduler.train.step > event.step:
+            self.keep(self, self.scheduler.train.step)
+
+    def again(self, action: Action) -> None:
+        """Give an action out again, in a resumed run."""
+        self._do[type(action)](action)
 
     def _close(self) -> RunRecord:
         now = self.clock.now()
@@ -278,6 +301,10 @@ class Driver:
 
         self.inbox.ask(action.serial, self.backend.score(action), then, deadline_s=self.deadlines.score_s)
 
+    def _drop(self, action: ev.DropGroup) -> None:
+        self.recorder.group_dropped(action)
+        self.backend.drop(action.group)
+
     def _sync(self, actions: Sequence[ev.SyncReplica]) -> None:
         """Have one version loaded by all replicas that were asked at once."""
         actions = tuple(actions)
@@ -302,8 +329,8 @@ class Driver:
         """Let a replica go on after its sync."""
         if action.serial <= self.stale[action.replica]:
             return None
-        self.backend.resume(action, applied=isinstance(done, ev.SyncApplied))
         self.spans.shut(action.serial, self.clock.now())
+        self.backend.resume(action, applied=isinstance(done, ev.SyncApplied))
         return done
 
     # ------------------------------------------------------------------- losses
@@ -371,6 +398,24 @@ class Driver:
     def side_lost(self) -> None:
         """Take the backend's word that the auxiliary trainer side is gone."""
         self.leases.side_lost()
+
+    def broken(self, error: BaseException) -> None:
+        """Take the backend's word that the run cannot go on."""
+        self.inbox.fail(error)
+
+    def chunk_groups(self, first: int, last: int) -> Sequence[Sequence[int]]:
+        """Return the groups of some chunks of the step in progress, chunk by chunk."""
+        train = self.scheduler.train
+        found: list[list[int]] = [[] for _ in range(first, last)]
+        for group, chunk in zip(train.batch, train.chunk_of, strict=True):
+            if first <= chunk < last:
+                found[chunk - first].append(group.id)
+        return found
+
+    def segment_chunks(self, segment: int) -> tuple[int, int]:
+        """Return the range of a segment's chunks of the step in progress."""
+        found = self.scheduler.train.segments[segment]
+        return found.first, found.last
 
     def _set_timer(self, action: ev.SetTimer) -> None:
         event = ev.TimerFired(action.timer, action.serial)

@@ -83,7 +83,7 @@ class Leases:
             action.serial,
             self.backend.enter(action),
             then,
-            partial(self._not_entered, action),
+            partial(self.not_entered, action),
             deadline_s=self.deadline_s,
         )
 
@@ -97,7 +97,8 @@ class Leases:
         self.recorder.lease_changed(event, now)
         return event
 
-    def _not_entered(self, action: ev.BeginLease, _: BaseException) -> None:
+    def not_entered(self, action: ev.BeginLease, _: BaseException) -> None:
+        """Take a role change as failed."""
         self.inbox.put(key_of(ev.LeaseFailed, action.serial), partial(self._failed, action))
 
     def _failed(self, action: ev.BeginLease) -> Event | None:
@@ -121,7 +122,7 @@ class Leases:
         self.spans.open(action.serial, self._units(lease), Activity.SWITCH_OUT, now)
 
         def then(_: None) -> None:
-            self.inbox.put(key_of(ev.LeaseReturned, action.serial), partial(self._returned, action, lease))
+            self.inbox.put(key_of(ev.LeaseReturned, action.serial), partial(self.returned, action, lease))
 
         def failed(error: BaseException) -> None:
             if lease.direction is not Direction.TRAIN_ON_ROLLOUT:
@@ -139,7 +140,8 @@ class Leases:
             deadline_s=self.deadline_s,
         )
 
-    def _returned(self, action: ev.EndLease, lease: ev.BeginLease) -> Event:
+    def returned(self, action: ev.EndLease, lease: ev.BeginLease) -> Event:
+        """Take the devices of a lease as back."""
         now = self.clock.now()
         self.spans.shut(action.serial, now)
         if lease.direction is Direction.ROLLOUT_ON_TRAIN:
@@ -170,7 +172,7 @@ class Leases:
         """Let a lease fail that loses a device while it enters."""
         self.broken = True
         self.inbox.void(serial=lease.serial)
-        self._not_entered(lease, CallFailed("a device was lost"))
+        self.not_entered(lease, CallFailed("a device was lost"))
 
     def side_lost(self) -> None:
         """Take the backend's word that the auxiliary trainer side is gone."""

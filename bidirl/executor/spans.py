@@ -27,7 +27,7 @@ class OpenSpans:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._open: dict[int, _Open] = {}
+        self.open_spans: dict[int, _Open] = {}
 
     def open(
         self,
@@ -41,24 +41,25 @@ class OpenSpans:
         """Note that devices begin something, for an ``owner`` whose loss ends it."""
         step = self._recorder.scheduler.train.step
         known = activity is not Activity.SYNC
-        self._open[key] = _Open(list(units), activity, start_s, step, owner, known)
+        self.open_spans[key] = _Open(list(units), activity, start_s, step, owner, known)
 
     def began(self, key: int, start_s: float | None) -> None:
         """Note when a sync began: when its replica had paused; None: that is not known."""
-        span = self._open.get(key)
+        span = self.open_spans.get(key)
         if span is not None and start_s is not None:
             span.start_s, span.is_known = start_s, True
 
     def shut(self, key: int, end_s: float) -> float:
-        """Write a span that ends now; return its seconds."""
-        span = self._open.pop(key)
-        for unit in span.units:
-            self._write(span, unit, end_s)
+        """Write a span that ends now, if its begin is known; return its seconds."""
+        span = self.open_spans.pop(key)
+        if span.is_known:
+            for unit in span.units:
+                self._write(span, unit, end_s)
         return end_s - span.start_s
 
     def cut(self, unit: Unit, end_s: float) -> None:
         """End whatever some devices are doing, because they are lost; a sync if its begin is known."""
-        for span in self._open.values():
+        for span in self.open_spans.values():
             for whole in list(span.units):
                 part, rest = _split(whole, unit)
                 if part is not None:
@@ -69,16 +70,16 @@ class OpenSpans:
 
     def cut_owner(self, owner: int, end_s: float) -> None:
         """End whatever an owner does, because it is lost."""
-        for key in [key for key, span in self._open.items() if span.owner == owner]:
+        for key in [key for key, span in self.open_spans.items() if span.owner == owner]:
             self.shut(key, end_s)
 
     def close(self, end_s: float) -> None:
         """End everything."""
-        for span in self._open.values():
+        for span in self.open_spans.values():
             if span.is_known:
                 for unit in span.units:
                     self._write(span, unit, end_s)
-        self._open.clear()
+        self.open_spans.clear()
 
     def _write(self, span: _Open, unit: Unit, end_s: float) -> None:
         steps = self._recorder.record.spans.step

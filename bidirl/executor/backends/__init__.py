@@ -93,6 +93,18 @@ class Listener(Protocol):
         """Say that the auxiliary trainer side is gone."""
         ...
 
+    def broken(self, error: BaseException) -> None:
+        """Say that the run cannot go on: the primary trainer is gone, for one."""
+        ...
+
+    def chunk_groups(self, first: int, last: int) -> Sequence[Sequence[int]]:
+        """Return the groups of chunks ``first .. last - 1`` of the step in progress, chunk by chunk."""
+        ...
+
+    def segment_chunks(self, segment: int) -> tuple[int, int]:
+        """Return the chunks ``(first, last + 1)`` of a segment of the step in progress."""
+        ...
+
 
 class Backend(Protocol):
     """Devices with engines and trainers. Sides and replicas are numbered as in ``planner.events``."""
@@ -129,6 +141,10 @@ class Backend(Protocol):
 
     def score(self, action: ScoreGroup) -> Awaitable[bool]:
         """Compute rewards; the answer says whether the group is filtered (all rewards equal)."""
+        ...
+
+    def drop(self, group: int) -> None:
+        """Forget a group that will never be trained."""
         ...
 
     def sync(self, actions: Sequence[SyncReplica]) -> Sequence[Awaitable[float]]:

@@ -214,6 +214,9 @@ class FakeBackend:
         row = action.group - block.first_group
         return self._answer(self.clock.now() + float(block.reward_s[row]), bool(block.filtered[row]))
 
+    def drop(self, group: int) -> None:
+        """Do nothing: a group is drawn anew whenever it is asked for."""
+
     def sync(self, actions: Sequence[ev.SyncReplica]) -> Sequence[Awaitable[float]]:
         now = self.clock.now()
         paused = []

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from bidirl.errors import InputError, RunFault
 
-__all__ = ["scatter_over"]
+__all__ = ["probe", "scatter_over"]
 
 PROBE_S = 5.0
 """Seconds to wait for a connection; across data centres it takes a fraction of one."""
@@ -36,7 +36,7 @@ def scatter_over(address: str) -> Callable[[Callable[[T], R], Sequence[T]], Iter
             f"--ray {address}: ray is not installed here: pip install 'bidirl[ray]', or leave --ray out"
         ) from None
 
-    _probe(address)
+    probe(address)
 
     def scatter(function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
         try:
@@ -59,8 +59,12 @@ def scatter_over(address: str) -> Callable[[Callable[[T], R], Sequence[T]], Iter
     return scatter
 
 
-def _probe(address: str) -> None:
-    """Ask whether anything listens at ``host:port``: Ray itself would try for minutes before it gives up."""
+def probe(address: str) -> None:
+    """Ask whether anything listens at ``host:port``: Ray itself would try for minutes before it gives up.
+
+    Raises:
+        InputError: nothing does.
+    """
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
         return  # "auto" or "local": Ray knows

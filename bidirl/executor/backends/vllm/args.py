@@ -19,6 +19,7 @@ __all__ = [
     "checkpoint_shapes",
     "engine_arguments",
     "environment",
+    "kv_bytes",
     "prepare_environment",
     "settings_from_job",
 ]

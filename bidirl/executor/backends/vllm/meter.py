@@ -58,14 +58,19 @@ class Meter:
                 recomputed += max(0, min(tokens, flight.response_tokens) - 1)
             else:
                 decode += tokens
+        self.add(Iteration(len(scheduled), prefill, decode, context, recomputed, seconds), generated)
+
+    def add(self, iteration: Iteration, generated: int) -> None:
+        """Add an iteration that generated so many response tokens."""
         self.num_iterations += 1
         self.decode_tokens += generated
-        self.prefill_tokens += prefill
-        self.recomputed_tokens += recomputed
-        self.busy_s += seconds
-        if recomputed:
-            self.recompute_s += seconds * recomputed / (prefill + decode)
-        self._recent.append(Iteration(len(scheduled), prefill, decode, context, recomputed, seconds))
+        self.prefill_tokens += iteration.prefill_tokens
+        self.recomputed_tokens += iteration.recomputed_tokens
+        self.busy_s += iteration.seconds
+        if iteration.recomputed_tokens:
+            worked_on = iteration.prefill_tokens + iteration.decode_tokens
+            self.recompute_s += iteration.seconds * iteration.recomputed_tokens / worked_on
+        self._recent.append(iteration)
 
     def take(self) -> list[Iteration]:
         """Return and forget the iterations since the last call (the latest ``KEPT_ITERATIONS``)."""

@@ -22,7 +22,7 @@ from bidirl.errors import RunFault
 from bidirl.executor.backends.vllm.args import checkpoint_shapes
 from bidirl.executor.backends.vllm.weights import Address, receive
 
-__all__ = ["StagedTransfer", "WorkerExtension", "checked", "register"]
+__all__ = ["InitInfo", "StagedTransfer", "UpdateInfo", "WorkerExtension", "checked", "register"]
 
 BACKEND = "gloo"
 TIED = "lm_head.weight"

@@ -1,0 +1,111 @@
+"""Workers under Ray: stand-ins that are killed, then real engines and trainers that must agree bit by bit."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bidirl.executor.backends.assemble import Kind
+from bidirl.executor.backends.ray_session import children_of, shared_ray
+from bidirl.executor.backends.ray_workers import RayTransport
+from bidirl.executor.backends.real import RealBackend
+from bidirl.executor.driver import Driver
+from bidirl.executor.neutral import neutrality, pinned_job
+from bidirl.executor.run import RealRun, run_real
+from bidirl.planner.job import Job, load_job
+from bidirl.planner.replay import replay
+from bidirl.sim.metrics import summarise
+from tests.real_jobs import SLOW, TINY, checked, tiny_job
+
+pytestmark = pytest.mark.engine
+
+TOKEN = Path.home() / ".ray" / "auth_token"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    """One cluster for all tests; at its end, no process, file or token is left of it."""
+    pytest.importorskip("ray")
+    before = children_of(os.getpid())
+    token = TOKEN.read_bytes() if TOKEN.exists() else None
+    folders = set(Path("/tmp").glob("bd-*")) | set(Path("/tmp").glob("bidirl-*"))
+    with shared_ray():
+        yield
+    assert children_of(os.getpid()) <= before
+    assert (TOKEN.read_bytes() if TOKEN.exists() else None) == token
+    left = set(Path("/tmp").glob("bd-*")) | set(Path("/tmp").glob("bidirl-*"))
+    assert {folder for folder in left - folders if _is_ours(folder)} == set()
+
+
+def _is_ours(folder: Path) -> bool:
+    return folder.stat().st_uid == os.getuid() and not any(folder.iterdir())
+
+
+def test_a_killed_worker_is_replaced_and_training_goes_on() -> None:
+    killed: list[int] = []
+
+    def watch(driver: Driver, backend: RealBackend) -> None:
+        checked(driver, backend)
+        inner = driver.sink
+
+        def sink(now: float, event: Any, actions: Any) -> None:
+            if inner is not None:
+                inner(now, event, actions)
+            if driver.num_events == 40:
+                transport = backend.links[0]._transport
+                assert isinstance(transport, RayTransport)
+                assert transport.pid is not None
+                killed.append(transport.pid)
+                os.kill(transport.pid, signal.SIGKILL)
+
+        driver.sink = sink
+
+    job = tiny_job("policy.name=opportunistic", "policy.split=eq6", steps=14)
+    run = run_real(job, 0, Kind.STUB, ray="local", stub=SLOW, watch=watch)
+    assert killed
+    assert summarise(run.record)["ledger"]["samples"]["trained"] == 14 * 6 * 4
+    assert run.workers[0]["pid"] != killed[0]
+
+
+SMALL = (
+    "model.architecture.num_layers=2",
+    "model.architecture.hidden_size=64",
+    "model.architecture.num_attention_heads=2",
+    "model.architecture.num_kv_heads=1",
+    "model.architecture.intermediate_size=128",
+    "model.architecture.vocab_size=32",
+    "workload.max_response_tokens=40",
+    "workload.lengths={p50 = 12, p95 = 36}",
+    "engine.kv_tokens=2048",
+    "policy.staleness=0",
+)
+
+
+def test_borrowing_changes_no_bit_of_a_real_run(tmp_path: Path) -> None:
+    from bidirl.sim.run import Outcome, build, run_to_folder
+
+    pytest.importorskip("vllm")
+    job = load_job(TINY, [*SMALL, "workload.num_steps=4"])
+    runs: dict[str, RealRun] = {}
+
+    def run(job: Job, seed: int, *, sink: Any = None) -> Outcome:
+        found = runs[name] = run_real(job, seed, Kind.VLLM, sink=sink, digest=True, watch=checked)
+        return Outcome(found.plan, found.record, summarise(found.record))
+
+    for name, variant in (
+        ("pinned, alone", pinned_job(job, lends=False)),
+        ("pinned, lending", pinned_job(job, lends=True)),
+    ):
+        run_to_folder(variant, 0, tmp_path / name, run, flush=True)
+        journal = replay(tmp_path / name / "journal.jsonl", build())
+        assert journal.difference is None
+        assert journal.is_complete
+    found = neutrality(runs, lambda record: record.end_s)
+    assert found.difference is None, found.verdict()
+    assert found.leases["rollout_on_train"] > 0
+    for each in runs.values():  # on-policy: engine and trainer see the same weights
+        assert max(step.mismatch_max for step in each.learning) < 1e-4
+        assert len({device for about in each.workers for device in about["devices"]}) == 2
