@@ -20,7 +20,7 @@ from bidirl.planner.events import Action, Event
 from bidirl.planner.invariants import check
 from bidirl.planner.job import load_job
 from bidirl.planner.plan import Plan
-from bidirl.planner.policy import Gate, Split
+from bidirl.planner.policy import Gate, Recalibration, Split
 from bidirl.planner.scheduler import Scheduler
 from bidirl.sim.driver import Driver as Simulator
 from bidirl.traces.run_record import RunRecord, Spans
@@ -58,8 +58,10 @@ def fault_configs(draw: Callable[..., Any]) -> FaultsConfig:
 
 
 def length_aware(plan: Plan) -> Plan:
-    """Return the plan with the policy that asks replicas for their progress and reviews its leases."""
-    policy = plan.policy.model_copy(update={"split": Split.LENGTH_AWARE, "gate": Gate.MODELS})
+    """Return the plan with the policy that asks replicas for their progress and learns from it."""
+    policy = plan.policy.model_copy(
+        update={"split": Split.LENGTH_AWARE, "gate": Gate.MODELS, "recalibration": Recalibration.ONLINE}
+    )
     return dataclasses.replace(plan, policy=policy)
 
 

@@ -25,6 +25,7 @@ from bidirl.planner import events as ev
 from bidirl.planner.events import Action, Event
 from bidirl.planner.plan import Plan
 from bidirl.planner.policy import Gate
+from bidirl.planner.recalibrator import Recalibrator
 from bidirl.planner.recorder import Recorder
 from bidirl.planner.scheduler import Scheduler
 from bidirl.traces.run_record import Activity, RunRecord
@@ -86,6 +87,7 @@ class Driver:
         self.resumed = resumed
         self.keep = keep
         self.recorder = Recorder(plan, Scheduler(plan)) if resumed is None else resumed.recorder
+        self.recalibrator = Recalibrator.of(plan)
         self.scheduler = self.recorder.scheduler
         self.spans = OpenSpans(self.recorder)
         self.inbox = Inbox(clock)
@@ -175,6 +177,10 @@ class Driver:
         actions = self.scheduler.handle(event, now)
         if self.sink is not None:
             self.sink(now, event, actions)
+        if self.recalibrator is not None:
+            factors = self.recalibrator.note(now, event, actions)
+            if factors is not None:
+                self.inbox.put_event(factors)
         self.unanswered.pop(event.cause, None)
         for action in actions:
             if isinstance(action, AGAIN):
@@ -310,9 +316,8 @@ class Driver:
         actions = tuple(actions)
         self.newest = max(self.newest, *[action.version for action in actions])
         for action, answer in zip(actions, self.backend.sync(actions), strict=True):
-            self.spans.open(
-                action.serial, [self.recorder.rollout_unit(action.replica)], Activity.SYNC, self.clock.now()
-            )
+            unit = self.recorder.rollout_unit(action.replica)
+            self.spans.open(action.serial, [unit], Activity.SYNC, self.clock.now(), waits=True)
             self._ask_replica(action, answer, partial(self._synced, action), partial(self._unsynced, action))
 
     def _synced(self, action: ev.SyncReplica, paused_s: float) -> None:

@@ -37,11 +37,14 @@ class OpenSpans:
         start_s: float,
         *,
         owner: int | None = None,
+        waits: bool = False,
     ) -> None:
-        """Note that devices begin something, for an ``owner`` whose loss ends it."""
+        """Note that devices begin something, for an ``owner`` whose loss ends it.
+
+        ``waits``: it was only asked for, and ``began`` will say when it began.
+        """
         step = self._recorder.scheduler.train.step
-        known = activity is not Activity.SYNC
-        self.open_spans[key] = _Open(list(units), activity, start_s, step, owner, known)
+        self.open_spans[key] = _Open(list(units), activity, start_s, step, owner, not waits)
 
     def began(self, key: int, start_s: float | None) -> None:
         """Note when a sync began: when its replica had paused; None: that is not known."""

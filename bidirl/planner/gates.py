@@ -55,6 +55,11 @@ class Predictor:
         self._rollout: dict[tuple[int, int, int], float] = {}
         self._batch: dict[int, float] = {}
 
+    def recalibrate(self, rollout_factor: float, train_factor: float) -> None:
+        """Take new factors on the predicted times."""
+        self.rollout_factor, self.train_factor = rollout_factor, train_factor
+        self._batch.clear()
+
     def rollout_s(self, groups: int, replicas: int, step: int) -> float:
         """Predict ``M_r(groups, replicas)``: the slowest replica's seconds for fresh groups."""
         plan = self.plan

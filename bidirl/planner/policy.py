@@ -29,6 +29,7 @@ __all__ = [
     "Merge",
     "Placement",
     "PolicyConfig",
+    "Recalibration",
     "Split",
     "VersionMode",
     "preset",
@@ -168,6 +169,15 @@ class Merge(StrEnum):
     """One sum per side: equal up to the order of summation."""
 
 
+class Recalibration(StrEnum):
+    """Whether the gates' predictions follow what a run measures."""
+
+    OFF = "off"
+    """The models are taken as they are."""
+    ONLINE = "online"
+    """Factors on the predicted times follow finished pulls and reported progress (``models.online``)."""
+
+
 Count = Annotated[int, Field(ge=1)]
 
 
@@ -193,6 +203,7 @@ class PolicyConfig(BaseModel):
     merge: Merge = Merge.ACCUMULATED
     admission: AdmissionRule = AdmissionRule.COUNTING
     expiry: Expiry = Expiry.NEVER
+    recalibration: Recalibration = Recalibration.OFF
     concurrency_groups_per_replica: Count | None = None
     """Groups that one rollout replica holds at a time; without it only the engine's limits count."""
     max_concurrency: Count | None = None
@@ -282,6 +293,7 @@ SUPPORTED: Mapping[str, frozenset[StrEnum]] = {
     "merge": frozenset({Merge.ACCUMULATED, Merge.ORDERED}),
     "admission": frozenset(AdmissionRule),
     "expiry": frozenset(Expiry),
+    "recalibration": frozenset(Recalibration),
 }
 """Values that the scheduler carries out, per choice."""
 

@@ -154,5 +154,4 @@ class Scheduler:
         self.lender.on_side_lost()
 
     def _on_coefficients(self, event: ev.CoefficientsUpdated) -> None:
-        self.lender.gatekeeper.predictor.rollout_factor = event.rollout_factor
-        self.lender.gatekeeper.predictor.train_factor = event.train_factor
+        self.lender.gatekeeper.predictor.recalibrate(event.rollout_factor, event.train_factor)

@@ -21,6 +21,7 @@ from bidirl.planner import events as ev
 from bidirl.planner.events import RANK, Action, Direction, Event
 from bidirl.planner.plan import Plan
 from bidirl.planner.policy import Placement
+from bidirl.planner.recalibrator import Recalibrator
 from bidirl.planner.recorder import ACTIVITY_OF, Recorder
 from bidirl.planner.scheduler import Scheduler
 from bidirl.sim.losses import Losses
@@ -72,6 +73,7 @@ class Driver:
         self.env = Environment()
         self.scheduler = Scheduler(plan)
         self.recorder = Recorder(plan, self.scheduler)
+        self.recalibrator = Recalibrator.of(plan)
         self.n = plan.samples_per_group
         self.num_primary = plan.rollout_replicas
         self.faults = faults
@@ -186,6 +188,10 @@ class Driver:
         actions = self.scheduler.handle(event, now)
         if self.sink is not None:
             self.sink(now, event, actions)
+        if self.recalibrator is not None:
+            factors = self.recalibrator.note(now, event, actions)
+            if factors is not None:
+                self._post(now, factors)
         self.carry_out(actions)
 
     def carry_out(self, actions: list[Action]) -> None:
