@@ -25,8 +25,8 @@ STOP_S = 15.0
 """Seconds that a worker gets to close its roles."""
 EXIT_S = 5.0
 """Seconds that a process gets to end after its roles have."""
-CAUSE_MARKS = ("Error", "Exception", "Killed", "Fatal", "CUDA")
-"""Words that make a line of error output more likely the cause than the last line."""
+CAUSE_MARKS = ("Error", "ERROR", "Exception", "Killed", "Fatal", "terminate called", "Aborted", "CUDA")
+"""Words that make a line of error output a cause; without one, a warning of long ago would look like it."""
 
 Command = tuple[int, int, str, tuple[Any, ...]]
 
@@ -158,8 +158,9 @@ class RayTransport:
         except OSError:
             own = []
         own = [line for line in own if line]
-        marked = [line for line in own if any(mark in line for mark in CAUSE_MARKS)]
-        root = (marked or own)[-1:]
+        root = [line for line in own if any(mark in line for mark in CAUSE_MARKS) and "Warning" not in line][
+            -1:
+        ]
         kept = [f"its error output: {self._errors}"] if own and self._is_kept else []
         return "; ".join([*root, f"process {self.pid} of worker {self._number} ended ({said})", *kept])
 
