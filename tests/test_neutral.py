@@ -98,7 +98,9 @@ PLANTED = [
 ]
 
 
-@pytest.mark.parametrize(("plant", "staleness", "where"), PLANTED, ids=lambda item: str(item)[:40])
+@pytest.mark.parametrize(
+    ("plant", "staleness", "where"), PLANTED, ids=lambda item: getattr(item, "__name__", str(item))
+)
 def test_a_planted_fault_is_found(
     plant: Any, staleness: str, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
