@@ -1,6 +1,7 @@
 """Advice from logs: verdicts, their evidence, and what may not be said without it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +45,7 @@ def limit_of(log: StepLog) -> Limit:
         (log_of(wait_s=10.0, update_s=50.0, weight_sync_s=40.0, step_s=100.0), Limit.SYNC),
         (log_of(wait_s=10.0, update_s=50.0, switch_s=38.0, step_s=100.0), Limit.SWITCH),
         (log_of(wait_s=10.0, update_s=50.0, reward_s=38.0, step_s=100.0), Limit.REWARD),
+        (log_of(wait_s=50.0, update_s=20.0, weight_sync_s=25.0, step_s=100.0), Limit.ROLLOUT),
         (log_of(generation_s=48.0, update_s=50.0, step_s=100.0), Limit.ALTERNATING),
         (log_of(Mode.COLOCATED, generation_s=70.0, update_s=28.0, step_s=100.0), Limit.ROLLOUT),
         (log_of(Mode.COLOCATED, generation_s=10.0, update_s=88.0, step_s=100.0), Limit.TRAINER),
@@ -206,6 +208,41 @@ def test_equal_runs_are_not_faster() -> None:
     assert not compare_logs(log, log).sentence.startswith("B is faster")
 
 
+def test_one_step_a_log_is_no_certain_speed() -> None:
+    one = log_of(num=1, step_s=60.0, response_mean_tokens=500.0)
+    other = log_of(num=1, step_s=30.0, response_mean_tokens=500.0)
+    assert compare_logs(one, other).sentence.startswith("B looks faster")
+
+
+def test_steps_of_two_frameworks_are_not_taken_as_equal() -> None:
+    """Without the batch of both, a step of one framework says nothing about that of another."""
+    one = log_of(step_s=60.0, response_mean_tokens=500.0)
+    other = replace(log_of(step_s=10.0, response_mean_tokens=500.0), framework="trl")
+    assert compare_logs(one, other).sentence.startswith("Cannot tell")
+
+
+def test_two_runs_in_one_log_are_compared(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "a.log"
+    log.write_text(
+        "".join(
+            f"step:{step} - timing_s/gen:{gen} - timing_s/update_actor:50.0 - timing_s/step:{gen + 55} - "
+            "response_length/mean:400.0\n"
+            for gen in (100.0, 20.0)
+            for step in range(1, 9)
+        )
+    )
+    assert guarded(app, ["advise", str(log), "--json"]) == 0
+    out, err = capfd.readouterr()
+    data = json.loads(out)
+    assert data["comparison"]["verdict"].startswith("B is faster")
+    assert data["bottleneck"] == "trainer-bound"
+    assert "holds 2 runs: run 1 of 2, run 2 of 2" in err
+    assert guarded(app, ["advise", str(log)]) == 0
+    assert capfd.readouterr().out.startswith("Run 2 (B) against run 1 (A): B is faster")
+    assert guarded(app, ["advise", str(log), "--run", "run 1"]) == 0
+    assert capfd.readouterr().out.startswith("This run is rollout-bound")
+
+
 def test_unknowns_cover_their_ranges() -> None:
     drawn = draw_unknowns(16)
     assert drawn == draw_unknowns(16)
@@ -340,6 +377,34 @@ def test_far_below_the_hardware_is_a_configuration_error(small_job: Path) -> Non
     assert advice.verdict.limit is Limit.MISCONFIGURED
     assert advice.changes == ()
     assert "configuration error" in advice.verdict.sentence
+
+
+def test_a_stage_that_only_the_job_has_does_not_lengthen_the_step(small_job: Path) -> None:
+    """The job has a reference stage by default; a log whose timed parts fill the step leaves it no room."""
+    from bidirl.planner.advise.tryout import fit_worlds
+    from bidirl.planner.cli import simulated
+    from bidirl.planner.job import load_job
+
+    job = load_job(small_job)
+    log = log_of(noise=0.0, wait_s=12.0, old_logprob_s=2.0, update_s=10.0, weight_sync_s=1.0, step_s=25.2)
+    worlds = fit_worlds(job, evidence_of(log).known(), simulated, 3)
+    assert worlds
+    for world in worlds:
+        found = simulated(world.job, world.plan(world.job), world.seed)
+        assert found.step_s + world.other_s + world.exposed_s == pytest.approx(25.2, rel=0.06)
+    advice = advise(log, job, simulated, most_worlds=5)
+    assert any("reference: the job has this stage" in note for note in advice.notes)
+
+
+def test_a_job_without_any_wait_can_be_fitted(small_job: Path) -> None:
+    """The simulated run never waits at first, and its parts do not name what took no time."""
+    from bidirl.planner.advise.tryout import fit_worlds
+    from bidirl.planner.cli import simulated
+    from bidirl.planner.job import load_job
+
+    job = load_job(small_job, ["policy.staleness=1.0", "partition.rollout_gpus=6"])
+    log = log_of(noise=0.0, wait_s=6.0, update_s=40.0, step_s=47.0)
+    assert fit_worlds(job, evidence_of(log).known(), simulated, 2)
 
 
 def test_no_gain_is_promised_where_training_is_the_step(small_job: Path) -> None:

@@ -89,6 +89,21 @@ def test_follower_survives_a_gap_between_files(tmp_path: Path) -> None:
     follower.close()
 
 
+def test_follower_says_that_a_file_is_new_when_its_first_bytes_come(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"")
+    follower = Follower(path)
+    assert follower.poll() == []
+    path.write_bytes(b"one\n")
+    assert [news.is_new_file for news in follower.poll()] == [True]
+    path.rename(tmp_path / "log.1")
+    path.write_bytes(b"")
+    assert follower.poll() == []
+    path.write_bytes(b"new\n")
+    assert [news.is_new_file for news in follower.poll()] == [True]
+    follower.close()
+
+
 @pytest.mark.parametrize("text", [b"", b"new\n", b"much longer than what was there before\n"])
 def test_follower_survives_truncation(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "log"
@@ -110,6 +125,22 @@ def test_waiting_trainers_are_lent() -> None:
     assert found["rollout_on_train"]["leases"] > 0  # type: ignore[index]
     assert found["train_on_rollout"]["saved_s"] is None  # type: ignore[index]
     assert "cannot be judged" in shadow.verdict()
+
+
+def test_a_journal_that_has_not_begun_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(b'{"schema":"bidirl-jour')
+    run = ShadowRun(path, None, "auto")
+    assert not run.poll()
+    with pytest.raises(InputError, match="add --job"):
+        run.poll(is_last=True)
+
+
+def test_nothing_is_counted_where_nothing_can_be_lent() -> None:
+    shadow = shadow_of("partition.rollout_gpus=2", "policy.name=bidirl")
+    shadow.take(log_of(10, step_s=300.0, wait_s=200.0, update_s=95.0), 0, 10)
+    assert shadow.verdict().startswith("Nothing would have been lent")
+    assert shadow.summary()["rollout_on_train"]["judged"] == 0  # type: ignore[index]
 
 
 def test_short_waits_are_not_lent() -> None:

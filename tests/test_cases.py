@@ -14,10 +14,14 @@ C05, C11b  test_search_answers.py     ceilings of concurrency, overlap bound
 C44        test_search_answers.py     filtered groups
 C61, C62   test_search_answers.py     sleep levels, break-even window
 C07        test_compare.py            reward against time
+C01, C07   test_logs_cases.py         the same from a log: trainer-bound; speed per GPU
+C11b       test_logs_cases.py         overlap bound from a log
 C10        test_export_plan.py        allocation strings of one framework
 C71, C91   test_memory_roles.py       bytes of the routing, image tokens of the engine's profiler
 C72, C73   test_torch_plain.py        loss normalisation of the torch trainer
-C15 - C23  tests of the log readers   parsers of framework logs, unexplained share of a logged step
+C15, C17   test_logs_cases.py         NeMo-RL's inverted idle ratio, slime's nested timers
+C18, C21   test_logs_cases.py         time in no timer, two names of one weight sync
+C23        test_logs_cases.py         data-parallel ranks from token sums, an MFU above 1
 ========== ========================== ===================================================================
 """
 

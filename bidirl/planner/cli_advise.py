@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bidirl.errors import InputError
+from bidirl.planner.outputs import writing
 from bidirl.shell import JsonOption, SetOption, console
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def advise(
 ) -> None:
     """Say what limits a run, what to change, what it would gain, and how sure that is.
 
-    With two logs: is B faster, or are its answers shorter?
+    With two logs, or two runs in one: is B faster, or are its answers shorter?
     """
     if follow and not shadow:
         raise InputError("--follow without --shadow: there is nothing to follow for; add --shadow")
@@ -52,11 +53,14 @@ def advise(
         return
     if len(logs) > 2:
         raise InputError(f"{len(logs)} logs: give one to advise on, or two to compare")
+    if len(logs) == 2 and (job is not None or set_):
+        raise InputError("--job with two logs: a comparison simulates nothing; leave out --job and --set")
+    counts = _gpu_counts(gpus)
     runs = _runs(logs, format_, run)
     if len(logs) == 2:
-        _compare(runs, gpus, as_json=json_)
+        _compare(runs[0][-1], runs[1][-1], counts, out, as_json=json_)
         return
-    _advise_one(runs[0][-1], job, set_, out, as_json=json_)
+    _advise_one(runs[0], job, set_, counts, out, as_json=json_)
 
 
 def _runs(logs: list[Path], format_: str, name: str | None) -> "list[list[StepLog]]":
@@ -72,8 +76,13 @@ def _runs(logs: list[Path], format_: str, name: str | None) -> "list[list[StepLo
         if not runs:
             raise InputError(f"{path}: no step found: give a log with step times")
         if len(runs) > 1:
+            names = ", ".join(
+                log.source.removeprefix(str(path)).strip(" ()") or "unnamed" for log in runs[:4]
+            )
             typer.echo(
-                f"note: {path} holds {len(runs)} runs: the last one is used; --run names another", err=True
+                f"note: {path} holds {len(runs)} runs: {names}; the last one is advised on, "
+                "--run TEXT takes the one whose name contains TEXT",
+                err=True,
             )
     return found
 
@@ -92,9 +101,17 @@ def _load(job: Path | None, set_: list[str]) -> "Job | None":
 
 
 def _advise_one(
-    log: "StepLog", job: Path | None, set_: list[str], out: Path | None, *, as_json: bool
+    runs: "list[StepLog]",
+    job: Path | None,
+    set_: list[str],
+    gpus: tuple[int | None, int | None],
+    out: Path | None,
+    *,
+    as_json: bool,
 ) -> None:
+    """Advise on the last run; where there are two, say first how it compares with the one before."""
     from bidirl.planner.advise.advice import advise as advise_on
+    from bidirl.planner.advise.compare import compare_logs
     from bidirl.planner.advise.report import advice_json, advice_lines, change_rows
     from bidirl.planner.cli import simulated
 
@@ -103,23 +120,32 @@ def _advise_one(
             typer.echo(f"{line} ...", err=True)
 
     loaded = _load(job, set_)
-    found = advise_on(log, loaded, simulated, progress)
+    compared = compare_logs(runs[0], runs[1], gpus) if len(runs) == 2 else None
+    found = advise_on(runs[-1], loaded, simulated, progress)
     data = advice_json(found)
+    if compared is not None:
+        data["comparison"] = compared.to_json()
     if out is not None:
         from bidirl.planner.advise.figure import draw_advice
 
-        out.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(data, indent=1, ensure_ascii=False)
-        (out / "advice.json").write_text(text + "\n", encoding="utf-8")
         names = ["advice.json"]
-        if draw_advice(found, loaded, simulated, out / "advice.png"):
-            names.append("advice.png")
+        with writing(out):
+            out.mkdir(parents=True, exist_ok=True)
+            text = json.dumps(data, indent=1, ensure_ascii=False)
+            (out / "advice.json").write_text(text + "\n", encoding="utf-8")
+            if draw_advice(found, loaded, simulated, out / "advice.png"):
+                names.append("advice.png")
         typer.echo(f"note: {', '.join(names)} are in {out}", err=True)
     if as_json:
         typer.echo(json.dumps(data, indent=1, ensure_ascii=False))
         return
     screen = console()
-    _say(screen, found.verdict.sentence, style="bold")
+    if compared is not None:
+        _say(screen, f"Run 2 (B) against run 1 (A): {compared.sentence}", style="bold")
+        for note in compared.notes:
+            _say(screen, f"note: {note}")
+    lead = "" if compared is None else "Run 2: "
+    _say(screen, f"{lead}{found.verdict.sentence}", style="bold")
     if found.changes:
         from rich.table import Table
 
@@ -137,12 +163,20 @@ def _say(screen: Any, line: str, style: str | None = None) -> None:
     screen.print(line, style=style, highlight=False, markup=False, soft_wrap=True)
 
 
-def _compare(runs: "list[list[StepLog]]", gpus: str | None, *, as_json: bool) -> None:
+def _compare(
+    one: "StepLog", other: "StepLog", gpus: tuple[int | None, int | None], out: Path | None, *, as_json: bool
+) -> None:
     from bidirl.planner.advise.compare import compare_logs
 
-    found = compare_logs(runs[0][-1], runs[1][-1], _gpu_counts(gpus))
+    found = compare_logs(one, other, gpus)
+    text = json.dumps(found.to_json(), indent=1, ensure_ascii=False)
+    if out is not None:
+        with writing(out):
+            out.mkdir(parents=True, exist_ok=True)
+            (out / "comparison.json").write_text(text + "\n", encoding="utf-8")
+        typer.echo(f"note: comparison.json is in {out}", err=True)
     if as_json:
-        typer.echo(json.dumps(found.to_json(), indent=1, ensure_ascii=False))
+        typer.echo(text)
         return
     screen = console()
     _say(screen, found.sentence, style="bold")
@@ -185,10 +219,13 @@ def _shadow(
             time.sleep(POLL_S)
     except KeyboardInterrupt:
         run.poll(is_last=True)
+    if not run.num_rows and not follow:
+        raise InputError(f"{logs[0]}: no step found: give a log with step times")
     data = run.to_json()
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "shadow.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        with writing(out):
+            out.mkdir(parents=True, exist_ok=True)
+            (out / "shadow.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
         typer.echo(f"note: shadow.json is in {out}", err=True)
     if as_json:
         typer.echo(json.dumps(data, indent=1, ensure_ascii=False))

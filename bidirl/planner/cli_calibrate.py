@@ -44,6 +44,8 @@ def calibrate(
     """
     from bidirl.traces.logs import read_logs
 
+    if set_ and job is None:
+        raise InputError("--set without --job: there is no job to change; add --job")
     logs = read_logs(inputs, format_)
     if run is not None:
         chosen = [log for log in logs if run in log.source]
@@ -88,8 +90,8 @@ def _hold_out(
     screen = console()
     worst = max((held.to_json()["median_error"], stage) for run in judged for stage, held in run.items())
     screen.print(
-        f"fitted on the first {num_first} steps, later ones are predicted to {worst[0]:.1%} ({worst[1]}) or "
-        "better (median error)",
+        f"fitted on the first {num_first} step{'s' * (num_first != 1)}, later ones are predicted to "
+        f"{worst[0]:.1%} ({worst[1]}) or better (median error)",
         style="bold",
         highlight=False,
         markup=False,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bidirl.planner.outputs import writing
 from bidirl.shell import JsonOption, console
 
 if TYPE_CHECKING:
@@ -47,10 +48,11 @@ def read(
 
     found = read_logs(logs, format_)
     if out is not None:
-        if out.suffix == ".json":
-            out.write_text(json.dumps(to_json(found), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        else:
-            write_csv(out, found)
+        with writing(out):
+            if out.suffix == ".json":
+                out.write_text(json.dumps(to_json(found), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+            else:
+                write_csv(out, found)
         typer.echo(f"note: the table is in {out}", err=True)
     if json_:
         typer.echo(json.dumps(to_json(found), allow_nan=False, ensure_ascii=False))

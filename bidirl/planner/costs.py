@@ -1,13 +1,16 @@
-"""Seconds of the actions that no engine or trainer computes: switches, merges, publications.
+"""Seconds of the actions that no engine or trainer computes: switches, merges, publications; pulls of a step.
 
 One home for both drivers, so that a simulated and a real-clock run with fake stages charge the same.
 """
 
+from math import ceil
+
 from bidirl.planner.events import BeginLease, Direction, Merge, SegmentKind
 from bidirl.planner.plan import Plan
+from bidirl.planner.policy import Granularity
 from bidirl.planner.policy import Merge as MergeMode
 
-__all__ = ["enter_s", "merge_s", "publish_s", "return_s"]
+__all__ = ["enter_s", "merge_s", "num_pulls", "publish_s", "return_s"]
 
 RESULT_BYTES_PER_TOKEN = 4
 """A forward-only segment returns one fp32 log-probability a token."""
@@ -53,3 +56,17 @@ def merge_s(plan: Plan, action: Merge) -> float:
 def publish_s(plan: Plan) -> float:
     """Return the seconds until a version lies ready for replicas that are still draining."""
     return plan.models.sync.transfer_s(1)
+
+
+def num_pulls(plan: Plan) -> dict[str, int]:
+    """Return how many pulls each segment of a step takes when nothing is lent."""
+
+    def pulls(groups: int) -> int:
+        chunks = ceil(groups / plan.chunk_groups)
+        return ceil(chunks / plan.policy.max_chunks_per_pull)
+
+    part = plan.groups_per_step // plan.mini_batches
+    update = plan.mini_batches * pulls(part)
+    streamed = plan.policy.granularity is Granularity.STREAMED
+    forward = update if streamed else pulls(plan.groups_per_step)
+    return {"old_logprob": forward, "reference": forward, "update": update}

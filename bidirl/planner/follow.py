@@ -32,6 +32,8 @@ class Follower:
         self._file: IO[bytes] | None = None
         self._offset = 0
         self._head = b""
+        self._is_new = False
+        """Whether the open file has given nothing yet: it may stay empty for several looks."""
 
     def poll(self) -> list[News]:
         """Return what is new, in order; empty if nothing is."""
@@ -39,11 +41,11 @@ class Follower:
         if self._file is not None and self._is_cut():
             self._close()
         if self._file is not None:
-            self._take(found, is_new_file=False)
+            self._take(found)
             if self._is_replaced():
                 self._close()
         if self._file is None and self._open():
-            self._take(found, is_new_file=True)
+            self._take(found)
         return found
 
     def close(self) -> None:
@@ -57,6 +59,7 @@ class Follower:
             return False
         self._offset = 0
         self._head = b""
+        self._is_new = True
         return True
 
     def _close(self) -> None:
@@ -64,15 +67,15 @@ class Follower:
             self._file.close()
         self._file = None
 
-    def _take(self, found: list[News], *, is_new_file: bool) -> None:
+    def _take(self, found: list[News]) -> None:
         assert self._file is not None
         self._file.seek(self._offset)
         while data := self._file.read(CHUNK_BYTES):
             if len(self._head) < HEAD_BYTES:
                 self._head += data[: HEAD_BYTES - len(self._head)]
             self._offset += len(data)
-            found.append(News(data, is_new_file))
-            is_new_file = False
+            found.append(News(data, self._is_new))
+            self._is_new = False
 
     def _is_cut(self) -> bool:
         """Return whether the open file was truncated, or rewritten in place and is as long again."""

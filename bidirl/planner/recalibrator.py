@@ -55,7 +55,9 @@ class Recalibrator:
         if seen is None or not (seen.predicted_s > 0.0 and seen.measured_s > 0.0):
             return None
         self.state, factors = observe(self.state, seen)
-        return factors and ev.CoefficientsUpdated(factors.rollout_factor, factors.train_factor)
+        if factors is None:
+            return None
+        return ev.CoefficientsUpdated(factors.rollout_factor, factors.train_factor)
 
     def _observation(self, now: float, event: Event) -> Observation | None:
         match event:

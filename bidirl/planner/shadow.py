@@ -71,7 +71,9 @@ class Shadow:
         if plan.placement is Placement.COLOCATED:
             return "the roles take turns on all GPUs: there is no other pool to lend to"
         if plan.policy.lending is Lending.BOTH:
-            return "the run lends both ways already"
+            return (
+                "the job's policy lends both ways already; give the one that runs (policy.name = no_borrow)"
+            )
         sizes = plan.rollout_replica_gpus, plan.train_replica_gpus
         if not compatible(plan.rollout_gpus, plan.train_gpus, *sizes):
             return (
@@ -95,7 +97,9 @@ class Shadow:
             step = wait + train
         if not (isfinite(step) and step > 0.0 and isfinite(wait)):
             return
-        if len(self._train) >= FEWEST or (len(self._rollout) >= FEWEST and not isfinite(train)):
+        if self.refusal() is None and (
+            len(self._train) >= FEWEST or (len(self._rollout) >= FEWEST and not isfinite(train))
+        ):
             self._judge(row, step, wait)
             self.wall_s += step
         self._learn(row, step, wait, train)

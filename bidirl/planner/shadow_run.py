@@ -8,7 +8,7 @@ import numpy as np
 
 from bidirl.errors import InputError
 from bidirl.planner.build import build_plan, build_workload
-from bidirl.planner.follow import Follower
+from bidirl.planner.follow import Follower, News
 from bidirl.planner.job import Job
 from bidirl.planner.shadow import Shadow
 from bidirl.planner.shadow_journal import JournalIdle, journal_plan
@@ -39,6 +39,8 @@ class ShadowRun:
         self._head: bytes | None = b""
         self._taken: dict[int, int] = {}
         self.num_files = 0
+        self.num_rows = 0
+        """Rows of the log that were looked at, usable or not."""
         self.notes: list[str] = []
 
     @property
@@ -55,14 +57,23 @@ class ShadowRun:
     def poll(self, *, is_last: bool = False) -> bool:
         """Take what is new; return whether a step was judged. ``is_last``: take the last row too."""
         before = 0 if self._shadow is None else self._shadow.num_steps
-        for news in self._follower.poll():
+        for news in self._news():
             if news.is_new_file:
                 self._begin_file()
             self._feed(news.data)
         if is_last:
             self._parser.close()
+        if self._shadow is None and self._head is not None and not is_last:
+            return False  # the first line is still being written: it may be a journal's header
         self._take(is_last=is_last)
         return self.shadow.num_steps > before
+
+    def _news(self) -> list[News]:
+        try:
+            return self._follower.poll()
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise InputError(f"{self._path}: cannot be read ({reason}): give a log file") from None
 
     def _begin_file(self) -> None:
         if self.num_files:
@@ -90,7 +101,10 @@ class ShadowRun:
 
     def _read_header(self, line: bytes) -> None:
         """Take the plan of a journal; a job given by hand goes first."""
-        plan = journal_plan(line)
+        try:
+            plan = journal_plan(line)
+        except InputError as error:
+            raise InputError(f"{self._path}: {error}") from None
         if plan is None:
             return
         self._idle = JournalIdle(plan)
@@ -106,6 +120,7 @@ class ShadowRun:
             first = self._taken.get(place, 0)
             if end > first:
                 self.shadow.take(self._with_idle(log), first, end)
+                self.num_rows += end - first
                 self._taken[place] = end
 
     def _with_idle(self, log: StepLog) -> StepLog:

@@ -46,7 +46,8 @@ def fork(driver: Driver) -> Driver:
     for table in (record.samples, record.spans, record.steps, record.leases):
         for name in table.__slots__:
             column = getattr(table, name)
-            memo[id(column)] = column[:]
+            if not isinstance(column, dict):  # further columns, of real runs only
+                memo[id(column)] = column[:]
     twin = copy.deepcopy(driver, memo)
     twin.adopt()
     return twin

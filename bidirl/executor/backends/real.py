@@ -80,6 +80,8 @@ class RealBackend:
         self.announced: list[int | None] = [None] * count
         self.busy: list[list[tuple[float, float]]] = [[] for _ in range(count)]
         self.free_s = [0.0] * count
+        self.doomed: set[int] = set()
+        """Replicas that a resumed run is about to declare lost: what they are given meanwhile comes back."""
         """When each replica was last told to generate, after a sync or another interruption."""
         self.lease: ev.BeginLease | None = None
         self.costs: dict[str, list[float]] = {}
@@ -118,6 +120,7 @@ class RealBackend:
             await asyncio.shield(training.snapshots.of(version))
         self.lease = state.lease
         self.crew.fresh.update(range(len(self.links)))
+        self.doomed.update(range(len(self.links)))
         self._start_clock(state.now_s)
 
     def _start_clock(self, now_s: float) -> None:
@@ -201,7 +204,8 @@ class RealBackend:
         drafts = self.store.start(action.replica, action.group, action.indices, action.prefixes)
         if self.announced[action.replica] == action.group:
             self._look_again(action.replica)
-        self.links[action.replica].call("submit", drafts)
+        if action.replica not in self.doomed:
+            self.links[action.replica].call("submit", drafts)
 
     def collect(self, replica: int, group: int) -> tuple[Ended, ...] | None:
         found = self.store.collect(replica, group)
@@ -275,6 +279,7 @@ class RealBackend:
             self.training.snapshots.forget_before(min(live))
 
     def discard(self, replica: int) -> None:
+        self.doomed.discard(replica)
         self.store.lose(replica)
         self.leaving[replica].clear()
         self.announced[replica] = None
@@ -342,6 +347,7 @@ class RealBackend:
         match action.direction:
             case Direction.ROLLOUT_ON_TRAIN:
                 snapshot: Any = self.training.snapshots.of(action.version)
+                self.doomed.difference_update(action.replicas)  # asleep at the cut: nobody misses them
                 role = Role.ROLLOUT
             case Direction.TRAIN_ON_ROLLOUT:
                 snapshot = self.training.lent_weights = self.training.snapshots.present()

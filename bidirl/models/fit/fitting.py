@@ -37,6 +37,9 @@ n of them say less than n independent ones."""
 OTHERS_LIMIT = 3.0
 """Largest log factor that one other stage contributes for or against a form: the stages of one trainer tend
 to share their way of batching, but need not."""
+MAX_SPREAD = 1e6
+"""Factor from its median beyond which a time or a length is damage, not an outlier: logarithms of times are
+fitted, and one such value would take the noise with it."""
 CV_FOLDS = 5
 NEGLIGIBLE = 0.01
 """Forms below this weight are left out of a fitted stage."""
@@ -108,14 +111,26 @@ def _num_times(log: StepLog, stage: str) -> int:
 
 def _complete(log: StepLog, stage: str) -> _Rows:
     """Return the rows that give the stage and every quantity that its forms need."""
-    timed = np.isfinite(log.column(stage)) & (log.column(stage) > 0.0)
-    rows = _Rows({name: c[timed] for name, c in log.columns.items()}, log.column(stage)[timed])
+    timed = _sound(log.column(stage))
+    given = {name: np.where(_sound(c), c, np.nan)[timed] for name, c in log.columns.items()}
+    rows = _Rows(given, log.column(stage)[timed])
     needs = sorted({n for form in forms_of(stage, rows.columns) for t in form.terms for n in TERMS[t].needs})
     full = np.ones(len(rows.times_s), dtype=bool)
     for name in needs:
-        full &= np.isfinite(rows.columns[name]) & (rows.columns[name] > 0.0)
+        full &= np.isfinite(rows.columns[name])
+    if not full.any():
+        return _Rows({"rows": np.ones(len(full))}, rows.times_s)
     columns = {name: rows.columns[name][full] for name in needs} or {"rows": np.ones(int(full.sum()))}
     return _Rows(columns, rows.times_s[full])
+
+
+def _sound(values: Column) -> NDArray[np.bool_]:
+    """Return which values are positive and within ``MAX_SPREAD`` of their median."""
+    known = np.isfinite(values) & (values > 0.0)
+    if not known.any():
+        return known
+    middle = float(np.median(values[known]))
+    return np.asarray(known & (values >= middle / MAX_SPREAD) & (values <= middle * MAX_SPREAD))
 
 
 def _warm(stage: str, rows: _Rows) -> _Rows:

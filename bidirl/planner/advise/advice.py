@@ -21,6 +21,7 @@ from bidirl.planner.advise.tryout import (
 from bidirl.planner.advise.unknowns import RANGES
 from bidirl.planner.advise.verdict import Limit, Tail, Verdict, judge
 from bidirl.planner.advise.worlds import Simulator, World
+from bidirl.planner.build import build_plan, build_workload
 from bidirl.planner.job import Job
 from bidirl.planner.policy import Placement
 from bidirl.traces.step_log import Mode, StepLog
@@ -128,10 +129,20 @@ def _mismatch(log: StepLog, job: Job, evidence: Evidence) -> list[str]:
             f"partition.placement = {partition.placement}, but the log tells of mode {evidence.mode}: "
             "describe the logged run, or read the log with another --format"
         )
+    found = []
     gpus = log.facts.get("num_gpus")
     if gpus and round(gpus) != partition.num_gpus:
-        return [f"the log tells of {gpus:.0f} GPUs, the job of {partition.num_gpus}: the job is followed"]
-    return []
+        found.append(
+            f"the log tells of {gpus:.0f} GPUs, the job of {partition.num_gpus}: the job is followed"
+        )
+    plan = build_plan(job, build_workload(job, 0))
+    for stage, has_stage in (("old_logprob", plan.old_logprob), ("reference", plan.reference)):
+        if has_stage and evidence.known().update_s and f"{stage}_s" not in evidence.seconds:
+            found.append(
+                f"{stage}: the job has this stage, the log does not time it: it gets what the timed parts "
+                f'leave of the step; if the run has none, set workload.{stage} = "off"'
+            )
+    return found
 
 
 def _bounds(evidence: Evidence) -> tuple[Advised, ...]:

@@ -74,14 +74,7 @@ def compare_logs(
     if rates[0] is not None and rates[1] is not None:
         per_token = _ratio(rates[1], rates[0])
     elif step is not None and length is not None:
-        batches = one.facts.get("batch_samples"), other.facts.get("batch_samples")
-        scale = batches[1] / batches[0] if batches[0] and batches[1] else 1.0
-        if scale == 1.0 and not all(batches):
-            notes.append("the batches are taken as equal: neither log names both")
-        per_token = Ratio(
-            step.value * length.value * scale, step.low * length.low * scale, step.high * length.high * scale
-        )
-        notes.append("tokens per second follow from step time and mean response; prompts are not counted")
+        per_token = _from_lengths(one, other, step, length, notes)
     per_gpu = None
     if per_token is not None:
         if counts[0] and counts[1]:
@@ -94,9 +87,24 @@ def compare_logs(
     if one.step_unit != other.step_unit:
         notes.append(f"a step of A is {one.step_unit}, of B {other.step_unit}")
     if min(len(one), len(other)) < MIN_STEPS:
-        notes.append(f"{min(len(one), len(other))} steps in a log: the ratios have no interval")
+        notes.append(f"a log has fewer than {MIN_STEPS} steps: its ratios have no interval")
     sentence = _sentence(step, per_token, per_gpu, length, min(len(one), len(other)))
     return Comparison(sentence, step, per_token, per_gpu, length, tuple(notes))
+
+
+def _from_lengths(one: StepLog, other: StepLog, step: Ratio, length: Ratio, notes: list[str]) -> Ratio | None:
+    """Return tokens per second, B over A, by step time, length and batch; None if steps are not alike."""
+    batches = one.facts.get("batch_samples"), other.facts.get("batch_samples")
+    scale = batches[1] / batches[0] if batches[0] and batches[1] else 1.0
+    if not all(batches):
+        if one.framework != other.framework or one.step_unit != other.step_unit:
+            notes.append("the samples of a step are not in both logs, and their steps differ in kind")
+            return None
+        notes.append("the batches are taken as equal: the logs do not both name theirs")
+    notes.append("tokens per second follow from step time and mean response; prompts are not counted")
+    return Ratio(
+        step.value * length.value * scale, step.low * length.low * scale, step.high * length.high * scale
+    )
 
 
 def _steady(log: StepLog) -> StepLog:
@@ -141,12 +149,20 @@ def _sentence(
     step: Ratio | None, per_token: Ratio | None, per_gpu: Ratio | None, length: Ratio | None, fewest: int
 ) -> str:
     if step is None and per_token is None:
-        return "Cannot tell whether B is faster: the logs share no step time and no token rate."
+        longer = (
+            ""
+            if length is None
+            else f" Its answers are {length.value:.2f}x as long: wall times alone would not tell either."
+        )
+        return f"Cannot tell whether B is faster: the logs share no step time and no token rate.{longer}"
     if per_token is None:
         assert step is not None
+        lead = f"Cannot tell whether B is faster: its step takes {1.0 / step.value:.2f} times that of A, but "
+        if length is not None:
+            return f"{lead}how many tokens a step holds is not in both logs. Log the tokens of a step."
         return (
-            f"Cannot tell whether B is faster: its step takes {1.0 / step.value:.2f} times that of A, but no "
-            "lengths or tokens are logged, so its answers may be shorter. Log the mean response length."
+            f"{lead}no lengths or tokens are logged, so its answers may be shorter. "
+            "Log the mean response length."
         )
     best = per_gpu or per_token
     unit = "tokens per second and GPU" if per_gpu else "tokens per second"
@@ -160,12 +176,14 @@ def _sentence(
         reasons.append(f"its answers are {length.value:.2f}x as long")
     why = f" ({', '.join(reasons)})" if reasons else ""
     few = " One or two steps a log do not make this sure." if fewest < MIN_STEPS else ""
+    is_sure = fewest >= MIN_STEPS
     if best.low > 1.0 + EQUAL:
-        return f"B is faster: {words}{why}.{few}"
+        return f"B {'is' if is_sure else 'looks'} faster: {words}{why}.{few}"
     if best.high < 1.0 - EQUAL:
         shorter = step is not None and step.value > 1.0 + EQUAL and length is not None and length.value < 1.0
-        lead = "B is not faster, its answers are shorter" if shorter else "B is slower"
+        slower = "B is slower" if is_sure else "B looks slower"
+        lead = "B is not faster, its answers are shorter" if shorter else slower
         return f"{lead}: {words}{why}.{few}"
     if best.low >= 1.0 - EQUAL and best.high <= 1.0 + EQUAL:
-        return f"B is as fast as A: {words}{why}.{few}"
+        return f"B {'is' if is_sure else 'looks'} as fast as A: {words}{why}.{few}"
     return f"Cannot tell whether B is faster: {words}{why}; log more steps.{few}"

@@ -49,15 +49,16 @@ def doubts_of_log(log: StepLog) -> list[str]:
             "drain of running requests; abort or bound them (C53)"
         )
     length = _thirds(log.column("response_mean_tokens"))
-    if length is not None and abs(length[1] / length[0] - 1.0) >= LENGTH_DRIFT:
+    if length is not None and length[0] > 0.0 and abs(length[1] / length[0] - 1.0) >= LENGTH_DRIFT:
         found.append(
             f"mean response moved from {length[0]:.0f} to {length[1]:.0f} tokens within the log: plan again, "
             "and compare runs per token (C93)"
         )
-    rate = _thirds(log.column("generation_s") / log.column("response_mean_tokens"))
+    tokens = log.column("response_mean_tokens")
+    rate = _thirds(log.column("generation_s") / np.where(tokens > 0.0, tokens, np.nan))
     longest = _thirds(log.column("response_max_tokens"))
     grew = longest is not None and longest[1] > longest[0] * SLOWING
-    if rate is not None and rate[1] >= SLOWING * rate[0] and not grew:
+    if rate is not None and rate[0] > 0.0 and rate[1] >= SLOWING * rate[0] and not grew:
         found.append(
             f"generation takes {rate[1] / rate[0]:.1f} times as long per token as at the start of the log: "
             "the engine became slower (KV memory lost at weight syncs, preemptions), so calibrate again (C31)"

@@ -207,7 +207,7 @@ def _share(part: Column, step: Column) -> Share:
 def _standard_error(step: Column) -> float:
     """Return the standard error of the median over the median (1.25 sd / sqrt n, normal noise)."""
     known = step[np.isfinite(step)]
-    if len(known) < 2:
+    if len(known) < 2 or not np.median(known) > 0.0:
         return 0.0
     spread = 1.4826 * float(np.median(np.abs(known - np.median(known))))
     return float(1.2533 * spread / len(known) ** 0.5 / np.median(known))

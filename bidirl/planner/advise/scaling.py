@@ -2,15 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import ceil
 
 from bidirl.models.iteration import AffineIteration, IterationModel
 from bidirl.models.roofline import ExpertIteration
 from bidirl.models.trainer import SegmentCost, TrainerModel
-from bidirl.planner.plan import Plan
-from bidirl.planner.policy import Granularity
 
-__all__ = ["SlowedIteration", "num_pulls", "slowed_iteration", "slowed_trainer"]
+__all__ = ["SlowedIteration", "slowed_iteration", "slowed_trainer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +81,3 @@ def slowed_trainer(
         beta_inter_s_per_byte=trainer.beta_inter_s_per_byte * factor,
         optimizer_s=trainer.optimizer_s * factor,
     )
-
-
-def num_pulls(plan: Plan) -> dict[str, int]:
-    """Return how many pulls each segment of a step takes when nothing is lent."""
-
-    def pulls(groups: int) -> int:
-        chunks = ceil(groups / plan.chunk_groups)
-        return ceil(chunks / plan.policy.max_chunks_per_pull)
-
-    part = plan.groups_per_step // plan.mini_batches
-    update = plan.mini_batches * pulls(part)
-    streamed = plan.policy.granularity is Granularity.STREAMED
-    forward = update if streamed else pulls(plan.groups_per_step)
-    return {"old_logprob": forward, "reference": forward, "update": update}

@@ -166,9 +166,9 @@ def _overhead(evidence: Evidence, idle: Mapping[str, Mapping[str, float | None]]
         share = evidence.shares.get(part)
         if share is None or share.value < OVERHEAD_SHARE:
             continue
-        others = max(evidence.share(name) for name in ("generation", "wait", "training"))
-        if share.value < others and evidence.mode is Mode.COLOCATED:
-            continue
+        others = ("generation", "wait", "training") if evidence.mode is Mode.COLOCATED else ("wait",)
+        if share.value < max(evidence.share(name) for name in others):
+            continue  # what takes more of the step is the limit
         if share.low < OVERHEAD_SHARE:
             return _open(
                 f"{part} takes {share}, around the {OVERHEAD_SHARE:.0%} from which it is the limit",

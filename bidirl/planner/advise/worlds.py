@@ -1,15 +1,16 @@
 """Plausible worlds: complete models of a job that all agree with its log, one per draw of the unknowns."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import exp, log
 
 from bidirl.errors import InputError
 from bidirl.models.stages import StageModels
 from bidirl.models.transfer import SwitchCosts, SyncModel
-from bidirl.planner.advise.scaling import num_pulls, slowed_iteration, slowed_trainer
+from bidirl.planner.advise.scaling import slowed_iteration, slowed_trainer
 from bidirl.planner.advise.unknowns import RANGES, Unknowns
 from bidirl.planner.build import build_plan, build_workload
+from bidirl.planner.costs import num_pulls
 from bidirl.planner.job import Job
 from bidirl.planner.plan import Plan
 from bidirl.planner.policy import Placement
@@ -219,9 +220,13 @@ def _fitted(world: World, simulate: Simulator) -> World | None:
     parts = _parts(world, simulate)
     update = (known.update_s or known.train_s) / max(parts.get("update", 0.0), 1e-9)
     factors = {}
+    untimed = update * _fitting_share(known, parts, update)
     for name in SEGMENTS:
         logged, prior = known.segment_s(name), parts.get(name, 0.0)
-        factors[name] = update if logged is None or prior <= 0.0 else logged / prior
+        if name == "update" or prior <= 0.0:
+            factors[name] = update
+        else:
+            factors[name] = untimed if logged is None else logged / prior
     world = replace(world, train_factors=factors)
     partition = world.job.partition
     if partition is not None and partition.placement is Placement.COLOCATED:
@@ -241,6 +246,21 @@ def _fitted(world: World, simulate: Simulator) -> World | None:
     if not SPEED_RANGE[0] <= world.rollout_factor <= SPEED_RANGE[1]:
         return None
     return _with_rest(world, simulate)
+
+
+def _fitting_share(known: Known, parts: Mapping[str, float], update: float) -> float:
+    """Return the share of the stages that the job has and the log does not time, for which the step has room.
+
+    They follow the update's factor, but not beyond the seconds that the timed parts leave of the step: a job
+    file may describe a reference stage that the run does not have.
+    """
+    untimed = update * sum(parts.get(name, 0.0) for name in SEGMENTS if known.segment_s(name) is None)
+    on_path = known.wait_s if known.generation_s is None else known.generation_s
+    if untimed <= 0.0 or on_path is None or known.train_s is None:
+        return 1.0
+    sync_s = parts.get("sync", 0.0) if known.weight_sync_s is None else known.weight_sync_s
+    room_s = max(0.0, known.step_s - on_path - known.train_s - sync_s)
+    return min(1.0, room_s / untimed)
 
 
 def _fit_step(world: World, simulate: Simulator) -> World:
@@ -268,7 +288,7 @@ def _fit_wait(world: World, simulate: Simulator) -> World | None:
 
     def miss(place: float) -> float:
         mine = replace(world, rollout_factor=exp(place))
-        return _parts(mine, simulate)["wait"] - target
+        return _parts(mine, simulate).get("wait", 0.0) - target
 
     place, value = 0.0, miss(0.0)
     found: float | None = place if abs(value) <= close_s else None

@@ -8,7 +8,7 @@ from dataclasses import replace
 from bidirl.models.estimate import Estimate, Source
 from bidirl.models.fit.fitted import FittedStage
 from bidirl.models.trainer import SegmentCost, TrainerModel, slowest_work
-from bidirl.planner.advise.scaling import num_pulls
+from bidirl.planner.costs import num_pulls
 from bidirl.planner.plan import Plan
 from bidirl.traces.lengths import LengthPrior
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from bidirl.traces.logs.bounds import within_bounds
 from bidirl.traces.logs.table import Column, Findings
 from bidirl.traces.step_log import Mode
 
@@ -285,13 +286,9 @@ def buffered_without_rate(findings: Findings) -> None:
 
 def plausible(findings: Findings) -> None:
     """Check what holds for every framework: signs, shares, order of lengths, parts against the whole."""
-    for name, column in list(findings.columns.items()):
-        if name.endswith(("_s", "_tokens", "_share")) and (column < 0).any():
-            findings.columns[name] = np.where(column < 0, np.nan, column)
-            findings.notes.append(f"{name} is negative in {(column < 0).sum()} steps: left out there")
-        if name.endswith("_share") and (column > 1).any():
-            findings.columns[name] = np.where(column > 1, np.nan, column)
-            findings.notes.append(f"{name} exceeds 1 in {(column > 1).sum()} steps: left out there")
+    kept, notes = within_bounds(findings.columns)
+    findings.columns.update(kept)
+    findings.notes += notes
     mean = _get(findings, "response_mean_tokens")
     wrong = (mean > _get(findings, "response_max_tokens") * 1.001) | (
         mean < _get(findings, "response_min_tokens") * 0.999

@@ -108,7 +108,7 @@ def reader_of(head: bytes, store: Store) -> Reader | None:
 
 def notes_of(head: bytes, source: str) -> list[StepLog]:
     """Search a short text for tables and lines of timers; headers may stand in comments."""
-    text = head.decode("utf-8", "replace")
+    text = head.decode("utf-8", "replace").removeprefix("\ufeff")
     logs: list[StepLog] = []
     table: TableReader | None = None
     for line in text.splitlines():

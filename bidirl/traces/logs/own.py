@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from bidirl.traces.logs.bounds import within_bounds
+from bidirl.traces.logs.text import MAX_NUMBER, number
 from bidirl.traces.step_log import COLUMNS, Mode, StepLog
 
 __all__ = ["TEXT_COLUMNS", "from_json", "from_rows", "to_json", "write_csv"]
@@ -83,17 +85,33 @@ def _mode(text: object) -> Mode:
 def _number(value: object) -> float:
     if isinstance(value, bool) or value in ("", None):
         return math.nan
-    try:
-        found = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        return math.nan
-    return found if math.isfinite(found) else math.nan
+    if isinstance(value, (int, float)):
+        return float(value) if abs(value) <= MAX_NUMBER else math.nan
+    found = number(value) if isinstance(value, str) else None
+    return math.nan if found is None else found
 
 
-def _columns(steps: Sequence[Mapping[str, object]], names: Sequence[str]) -> dict[str, np.ndarray[Any, Any]]:
+def _columns(
+    steps: Sequence[Mapping[str, object]], names: Sequence[str]
+) -> tuple[dict[str, np.ndarray[Any, Any]], list[str]]:
+    """Return the columns that hold a number, and what was left out of them."""
     ordered = [name for name in COLUMNS if name in names] + [name for name in names if name not in COLUMNS]
     columns = {name: np.array([_number(step.get(name)) for step in steps], dtype=float) for name in ordered}
-    return {name: column for name, column in columns.items() if np.isfinite(column).any()}
+    notes = []
+    for name in ordered:
+        cells = [step.get(name) for step in steps]
+        odd = [cell for cell in cells if isinstance(cell, str) and cell.strip() and number(cell) is None]
+        if odd:
+            notes.append(f"{name}: {odd[0]!r} is no number, {len(odd)} such values are left out")
+    columns, impossible = within_bounds(columns)
+    return {name: column for name, column in columns.items() if np.isfinite(column).any()}, [
+        *notes,
+        *impossible,
+    ]
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    return tuple(map(str, value)) if isinstance(value, list) else ()
 
 
 def from_json(data: object, source: str) -> list[StepLog]:
@@ -105,7 +123,8 @@ def from_json(data: object, source: str) -> list[StepLog]:
         if not isinstance(run, dict) or not isinstance(run.get("steps"), list):
             continue
         steps = [step for step in run["steps"] if isinstance(step, dict)]
-        columns = _columns(steps, list(dict.fromkeys(str(name) for step in steps for name in step)))
+        names = list(dict.fromkeys(str(name) for step in steps for name in step))
+        columns, notes = _columns(steps, names)
         told = run.get("facts")
         facts = {str(key): _number(value) for key, value in told.items()} if isinstance(told, dict) else {}
         if columns:
@@ -116,8 +135,8 @@ def from_json(data: object, source: str) -> list[StepLog]:
                     step_unit=str(run.get("step_unit", "one step")),
                     columns=columns,
                     facts={key: value for key, value in facts.items() if math.isfinite(value)},
-                    unknown_keys=tuple(map(str, run.get("unknown_keys") or ())),
-                    notes=tuple(map(str, run.get("notes") or ())),
+                    unknown_keys=_texts(run.get("unknown_keys")),
+                    notes=(*_texts(run.get("notes")), *notes),
                     source=str(run.get("source") or source),
                 )
             )
@@ -132,7 +151,7 @@ def from_rows(rows: Sequence[Mapping[str, str]], source: str) -> list[StepLog]:
     logs = []
     for run in runs.values():
         names = [name for name in run[0] if name not in TEXT_COLUMNS and name != "source"]
-        columns = _columns(run, names)
+        columns, notes = _columns(run, names)
         if columns:
             logs.append(
                 StepLog(
@@ -140,6 +159,7 @@ def from_rows(rows: Sequence[Mapping[str, str]], source: str) -> list[StepLog]:
                     mode=_mode(run[0].get("mode")),
                     step_unit=run[0].get("step_unit") or "one step",
                     columns=columns,
+                    notes=tuple(notes),
                     source=source,
                 )
             )

@@ -64,6 +64,11 @@ class LogParser:
         return b'"bidirl-models"' in self._head[:4096]
 
     @property
+    def is_empty(self) -> bool:
+        """Whether nothing was fed."""
+        return not self._head
+
+    @property
     def line_kinds(self) -> Mapping[str, int]:
         """How many lines of each known kind were met."""
         return self._lines.kinds
@@ -185,6 +190,8 @@ def _files(paths: Sequence[Path]) -> list[Path]:
 def _nothing(path: Path, parser: LogParser) -> str:
     if parser.is_model_file:
         return f"{path}: holds fitted models, no steps: give it to a job as models.file"
+    if parser.is_empty:
+        return f"{path}: no step found (the file is empty): give a log with steps"
     seen = ", ".join(f"{count} x {kind}" for kind, count in parser.line_kinds.items())
     what = f"seen: {seen}, without times of steps" if seen else "no line has a known form"
     return f"{path}: no step found ({what}): give a log of {', '.join(FRAMEWORKS)}, or name --format"

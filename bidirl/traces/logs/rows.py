@@ -8,6 +8,8 @@ from collections.abc import Collection, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from bidirl.traces.logs.text import MAX_NUMBER
+
 __all__ = ["Rows", "Store"]
 
 REORDER_STEPS = 4
@@ -76,7 +78,9 @@ class Rows:
         return column[row] if column is not None and row < len(column) else math.nan
 
     def put(self, row: int, key: str, value: float) -> None:
-        """Set a value."""
+        """Set a value; what is beyond ``MAX_NUMBER`` is damage and counts as not there."""
+        if abs(value) > MAX_NUMBER:
+            value = math.nan
         column = self._columns.get(key)
         if column is None:
             column = self._columns[key] = array("d")

@@ -24,8 +24,7 @@ def blocks(path: Path) -> Iterator[bytes]:
     """
     try:
         with path.open("rb") as raw:
-            head = raw.read(6)
-            raw.seek(0)
+            head = raw.peek(6)[:6]  # not read and sought back: a pipe cannot
             with _opened(raw, head) as file:
                 yield from _read(file)
     except OSError as error:

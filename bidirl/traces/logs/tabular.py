@@ -82,6 +82,7 @@ class TableReader:
 
     def line(self, text: str) -> bool:
         """Take a line; say whether it is a row of this table."""
+        text = text.removeprefix("\ufeff")
         if text.lstrip().startswith("#") or not text.strip():
             return False
         cells = cells_of(text, self._delimiter)

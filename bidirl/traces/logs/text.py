@@ -3,7 +3,7 @@
 import math
 import re
 
-__all__ = ["NUMBER", "clean", "number", "strip_ansi"]
+__all__ = ["MAX_NUMBER", "NUMBER", "clean", "number", "strip_ansi"]
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\-_]")
 _LOST_ESCAPE = re.compile(r"\[(?:\d{1,3}(?:;\d{1,3})*)?m(?=[\s(]|$)")
@@ -15,6 +15,9 @@ NUMBER = (
     r"[-+]?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|NaN|inf|Infinity)\b"
 )
 """A number as logs print it; thousands may be set off by commas."""
+
+MAX_NUMBER = 1e30
+"""What is larger is damage: sums and products of such numbers overflow."""
 
 _WRAPPED = re.compile(
     rf"^[~≈]?(?:(?:np|numpy|torch)\.\w+\(|tensor\(|array\()?['\"]?\s*(?P<value>{NUMBER})\s*['\"]?"
@@ -49,7 +52,8 @@ def number(text: str) -> float | None:
     """Return the number that a value is; None if it is not one, NaN if it says so.
 
     Takes ``np.float64(1.5)``, quotes, ``1,234``, ``~3``, a unit (``12.5s``, ``1.2 tokens/s``) and a share in
-    brackets behind it. ``1.5abc`` is no number. Infinite values are read as NaN: no quantity is infinite.
+    brackets behind it. ``1.5abc`` is no number. Infinite values are read as NaN, and so are those beyond
+    ``MAX_NUMBER``: no quantity is.
     """
     try:
         value = float(text) if "_" not in text else None
@@ -60,4 +64,4 @@ def number(text: str) -> float | None:
         if found is None or not _UNIT.match(found["rest"]):
             return None
         value = float(found["value"].replace(",", ""))
-    return value if math.isfinite(value) else math.nan
+    return value if abs(value) <= MAX_NUMBER else math.nan
