@@ -292,6 +292,7 @@ class RealBackend:
         return self.crew.replace(action.replica)
 
     def join(self, replica: int, version: int) -> None:
+        self.doomed.discard(replica)  # down at the cut already: it joins without a further loss
         self.versions[replica] = version
         if replica >= self.num_rollout:
             return  # an auxiliary rollouter loads its weights when it enters a lease
