@@ -27,6 +27,11 @@ was measured, what we predict, the error, and every parameter that its source do
 fitting are marked; rows that miss stay. Seeds are fixed and nothing depends on the clock, so a changed number
 shows as a diff."""
 
+ADVICE = """## Advice from the row before a change
+
+`bidirl-plan advise` was given the row before a change only; how, what is drawn and which rows are missed:
+[advise_published.md](advise_published.md), made by `benchmarks/advise_published.py`."""
+
 
 def tables(names: tuple[str, ...]) -> dict[str, RealityTable]:
     """Return the tables whose module is there, by name."""
@@ -105,7 +110,16 @@ def page(found: dict[str, RealityTable]) -> str:
         parts.append(table.to_markdown().strip())
         if name == "paper":
             parts.append("![The paper's ranges and ours](validation_paper.png)")
-    return "\n\n".join([*parts, answers().strip()]) + "\n"
+    return "\n\n".join([*parts, answers().strip(), advice()]) + "\n"
+
+
+def advice() -> str:
+    """Return the first table of the page on advice, which is made by its own benchmark."""
+    lines = (DOCS / "advise_published.md").read_text(encoding="utf-8").splitlines()
+    first = next(index for index, line in enumerate(lines) if line.startswith("|"))
+    last = next(index for index in range(first, len(lines)) if not lines[index])
+    table = "\n".join(lines[first:last])
+    return f"{ADVICE}\n\n{table}"
 
 
 def main() -> int:
