@@ -3,7 +3,7 @@
 A message is one line: the value, the rule, the remedy.
 """
 
-__all__ = ["BidirlError", "InputError", "InvariantBroken", "NoFeasiblePlan", "RunFault"]
+__all__ = ["BidirlError", "InputError", "InvariantBroken", "NoFeasiblePlan", "RunFault", "first_line"]
 
 
 class BidirlError(Exception):
@@ -30,3 +30,8 @@ class RunFault(BidirlError):
 
 class InvariantBroken(BidirlError):
     """A state that must never occur; the message tells the story of the object."""
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an error says, or its type if it says nothing."""
+    return (str(error).splitlines() or [type(error).__name__])[0]

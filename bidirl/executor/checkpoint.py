@@ -21,6 +21,7 @@ from bidirl import __version__
 from bidirl.errors import InputError, RunFault
 from bidirl.executor.backends.messages import WorkerLost
 from bidirl.executor.backends.real import BackendState, RealBackend
+from bidirl.executor.disk import flush
 from bidirl.executor.resume import DriverState, driver_state
 from bidirl.executor.unpickle import Refused, load
 from bidirl.planner.job import Job, resolved_json
@@ -244,25 +245,16 @@ class Keeper:
                 file.write(frozen)
             journal = self.folder.parent / JOURNAL
             for path in [*part.rglob("*"), part, *([journal] if journal.exists() else [])]:
-                _flush(path)
+                flush(path)
             final = self.folder / f"{PREFIX}{step}"
             shutil.rmtree(final, ignore_errors=True)
             part.rename(final)
-            _flush(self.folder)
+            flush(self.folder)
         except OSError:
             shutil.rmtree(part, ignore_errors=True)
             raise
         for old in steps_kept(self.folder)[:-KEPT]:
             shutil.rmtree(self.folder / f"{PREFIX}{old}", ignore_errors=True)
-
-
-def _flush(path: Path) -> None:
-    """Make a file, or a folder's list of names, survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _reason(error: OSError) -> str:

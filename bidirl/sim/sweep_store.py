@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bidirl.errors import BidirlError, InputError
+from bidirl.errors import BidirlError, InputError, first_line
 from bidirl.planner.job import Job
 from bidirl.sim.run import simulate
 
@@ -46,8 +46,7 @@ def compute(task: Task) -> Result:
     try:
         return Result(key, simulate(job, seed).summary, None)
     except BidirlError as error:
-        lines = str(error).splitlines() or [type(error).__name__]
-        return Result(key, None, lines[0], is_fault=error.exit_code == BidirlError.exit_code)
+        return Result(key, None, first_line(error), is_fault=error.exit_code == BidirlError.exit_code)
     except Exception as error:  # a bug in one cell must not cost the others
         return Result(key, None, f"bug in bidirl: {type(error).__name__}: {error}", is_fault=True)
 

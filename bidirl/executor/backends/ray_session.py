@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bidirl.errors import InputError
+from bidirl.errors import InputError, first_line
 from bidirl.executor.backends.ray_tasks import probe
 from bidirl.executor.backends.scratch import scratch
 
@@ -131,7 +131,7 @@ def _init(
             **quiet,
         )
     except (ConnectionError, RuntimeError, ValueError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise InputError(f"Ray did not start ({reason}): give --ray ADDRESS of a running cluster") from None
 
 

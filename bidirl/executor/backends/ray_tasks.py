@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
-from bidirl.errors import InputError, RunFault
+from bidirl.errors import InputError, RunFault, first_line
 
 __all__ = ["probe", "scatter_over"]
 
@@ -42,14 +42,14 @@ def scatter_over(address: str) -> Callable[[Callable[[T], R], Sequence[T]], Iter
         try:
             ray.init(address=address, logging_level="error", log_to_driver=False)
         except (ConnectionError, RuntimeError, ValueError) as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            reason = first_line(error)
             raise InputError(
                 f"--ray {address}: no cluster answers ({reason}): give the address of one"
             ) from None
         try:
             yield from _drain(ray, ray.remote(function), items)
         except ray.exceptions.RayError as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            reason = first_line(error)
             raise RunFault(
                 f"--ray {address}: {reason}; results that returned are kept, start again"
             ) from None

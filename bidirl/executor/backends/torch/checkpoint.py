@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from bidirl.errors import RunFault
 from bidirl.executor.backends.torch.sharded import ShardedStates
 from bidirl.executor.backends.torch.states import FlatStates
+from bidirl.executor.disk import flush
 
 __all__ = ["restore_states", "save_states"]
 
@@ -55,8 +55,8 @@ def _write(
         }
         (fresh / STATE).write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
         for name in (WEIGHTS, OPTIMIZER, CONFIG, STATE):
-            _flush(fresh / name)
-        _flush(fresh)
+            flush(fresh / name)
+        flush(fresh)
         _take_name(fresh, folder)
     except OSError as error:
         raise RunFault(
@@ -95,19 +95,10 @@ def _take_name(fresh: Path, folder: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
         folder.rename(old)
     fresh.rename(folder)
-    _flush(folder.parent)
+    flush(folder.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
 def _file_hash(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _flush(path: Path) -> None:
-    """Make a file, or a folder's list of names, survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

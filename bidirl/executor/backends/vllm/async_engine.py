@@ -16,11 +16,11 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from bidirl.errors import InvariantBroken, RunFault
+from bidirl.errors import InvariantBroken, RunFault, first_line
 from bidirl.executor.backends.vllm.args import EngineSettings, engine_arguments, prepare_environment
 from bidirl.executor.backends.vllm.device import capabilities_of
 from bidirl.executor.backends.vllm.engine import CACHE, WEIGHTS, as_tensor
-from bidirl.executor.backends.vllm.flights import Flight, Flights, is_complete, is_truncated
+from bidirl.executor.backends.vllm.flights import Flight, Flights, check_fits, is_complete, is_truncated
 from bidirl.executor.backends.vllm.meter import Meter
 from bidirl.executor.backends.vllm.requests import delta, prompt_of, sampling_of
 from bidirl.executor.roles import Capabilities, Draft, NamedTensors
@@ -89,12 +89,7 @@ class AsyncVllmEngine:
         """Queue samples, fresh or with a prefix; a prefix that is already complete ends at the next step."""
         fresh: list[tuple[str, Draft]] = []
         for draft in drafts:
-            longest = len(draft.prompt) + draft.max_tokens
-            if longest > self.settings.max_model_tokens:
-                raise RunFault(
-                    f"group {draft.group} sample {draft.index} may reach {longest} tokens, the engine takes "
-                    f"{self.settings.max_model_tokens}: raise max_model_tokens or lower max_response_tokens"
-                )
+            check_fits(draft, self.settings.max_model_tokens)
             if is_complete(draft, self.settings.eos_id):
                 self._ended.append(self._finished(Flight(draft)))
             else:
@@ -230,7 +225,7 @@ class AsyncVllmEngine:
         if flight is None:
             return
         if isinstance(output, Exception):
-            reason = (str(output).splitlines() or [type(output).__name__])[0]
+            reason = first_line(output)
             self._broken = f"its process failed ({reason})"
             raise RunFault(f"the engine's process failed ({reason}): restart the replica") from output
         tokens, logprobs = delta(output)
@@ -292,7 +287,7 @@ class AsyncVllmEngine:
             try:
                 self._call(take(), deadline_s + CALL_S)
             except Exception as error:
-                reason = (str(error).splitlines() or [type(error).__name__])[0]
+                reason = first_line(error)
                 raise RunFault(
                     f"weights of version {version} did not arrive ({reason}): try again"
                 ) from error

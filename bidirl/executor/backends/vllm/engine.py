@@ -16,7 +16,7 @@ import numpy as np
 from bidirl.errors import InvariantBroken, RunFault
 from bidirl.executor.backends.vllm.args import EngineSettings, engine_arguments, prepare_environment
 from bidirl.executor.backends.vllm.device import capabilities_of
-from bidirl.executor.backends.vllm.flights import Flight, Flights, is_complete, is_truncated
+from bidirl.executor.backends.vllm.flights import Flight, Flights, check_fits, is_complete, is_truncated
 from bidirl.executor.backends.vllm.meter import Meter
 from bidirl.executor.backends.vllm.requests import delta, prompt_of, sampling_of
 from bidirl.executor.roles import Capabilities, Draft, NamedTensors
@@ -82,7 +82,7 @@ class VllmEngine:
     def submit(self, drafts: Sequence[Draft]) -> None:
         """Queue samples, fresh or with a prefix; a prefix that is already complete ends at the next step."""
         for draft in drafts:
-            self._admit(draft)
+            check_fits(draft, self.settings.max_model_tokens)
             if is_complete(draft, self.settings.eos_id):
                 self._ended.append(self._finished(Flight(draft)))
             else:
@@ -187,14 +187,6 @@ class VllmEngine:
         gc.collect()
 
     # ------------------------------------------------------------------ inside
-
-    def _admit(self, draft: Draft) -> None:
-        longest = len(draft.prompt) + draft.max_tokens
-        if longest > self.settings.max_model_tokens:
-            raise RunFault(
-                f"group {draft.group} sample {draft.index} may reach {longest} tokens, the engine takes "
-                f"{self.settings.max_model_tokens}: raise max_model_tokens or lower max_response_tokens"
-            )
 
     def _add(self, request: str, draft: Draft) -> None:
         self._llm.add_request(request, prompt_of(draft, self._salt()), sampling_of(draft, self.settings))

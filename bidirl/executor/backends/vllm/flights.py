@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from bidirl.errors import InvariantBroken
+from bidirl.errors import InvariantBroken, RunFault
 from bidirl.executor.roles import Draft
 
-__all__ = ["Flight", "Flights", "is_complete", "is_truncated"]
+__all__ = ["Flight", "Flights", "check_fits", "is_complete", "is_truncated"]
 
 
 @dataclass(slots=True)
@@ -128,6 +128,16 @@ class Flights:
         self._by_id[request] = flight
         self._places[flight.draft.group, flight.draft.index] = request
         return request
+
+
+def check_fits(draft: Draft, max_model_tokens: int) -> None:
+    """Raise ``RunFault`` for a sample that may grow beyond what the engine takes."""
+    longest = len(draft.prompt) + draft.max_tokens
+    if longest > max_model_tokens:
+        raise RunFault(
+            f"group {draft.group} sample {draft.index} may reach {longest} tokens, the engine takes "
+            f"{max_model_tokens}: raise max_model_tokens or lower max_response_tokens"
+        )
 
 
 def is_complete(draft: Draft, eos_id: int | None) -> bool:

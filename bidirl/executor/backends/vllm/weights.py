@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
 
-from bidirl.errors import RunFault
+from bidirl.errors import RunFault, first_line
 from bidirl.executor.roles import NamedTensors
 
 __all__ = ["Address", "Received", "Sender", "Sent", "digest", "receive"]
@@ -246,7 +246,7 @@ class _Pair:
         return tensor
 
     def _fault(self, what: str, error: BaseException) -> RunFault:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         return RunFault(
             f"{self._what}: {what} within {self._deadline.total_seconds():g} s ({reason}): try again"
         )
