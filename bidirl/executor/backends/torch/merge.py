@@ -41,14 +41,14 @@ class Gradient:
 
     chunks: tuple[int, ...]
     values: Any
-    """A numpy array, or a torch tensor where it lies on a device."""
+    """A numpy array, a torch tensor where it lies on a device, or ``Shards`` where it lies on several."""
 
 
 def as_array(values: Any) -> NDArray[Any]:
-    """Return a gradient as a numpy array: a view of host memory, a copy from a device."""
+    """Return a gradient as a numpy array: a view of host memory, a copy from a device or from ranks."""
     if isinstance(values, np.ndarray):
         return values
-    found: NDArray[Any] = values.detach().cpu().numpy()
+    found: NDArray[Any] = values.whole() if hasattr(values, "whole") else values.detach().cpu().numpy()
     return found
 
 
