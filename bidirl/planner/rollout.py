@@ -503,6 +503,7 @@ class RolloutSide:
         self.limit = max(used, used - backlog + plan.admission.limit(0))
 
     def on_published(self, event: Published) -> None:
-        """Let the trainer go on once its version lies ready for replicas that still drain."""
+        """Let the trainer go on once its version lies ready for replicas that still drain, or lend."""
         if event.version == self.published:
             self.trainer_blocked = False
+            self.core.gate_due = True
