@@ -26,10 +26,11 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # the machine has no installed bidirl
 
-from bidirl.executor.backends.torch.settings import Precision, TrainerConfig  # noqa: E402
+from bidirl.executor.backends.torch.settings import TrainerConfig  # noqa: E402
 from bidirl.executor.backends.torch.tiny import build_tiny  # noqa: E402
 from bidirl.executor.roles import Draft, Row  # noqa: E402
 from bidirl.planner.events import SegmentKind  # noqa: E402
+from bidirl.planner.learn import Precision  # noqa: E402
 
 SMALL = SimpleNamespace(
     num_layers=2,

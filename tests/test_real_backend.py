@@ -14,7 +14,15 @@ import pytest
 from bidirl.errors import InputError, RunFault
 from bidirl.executor.backends import CallFailed
 from bidirl.executor.backends.links import Link
-from bidirl.executor.backends.messages import Message, Pulse, Role, Snapshot, WorkerLost, one_line
+from bidirl.executor.backends.messages import (
+    LocalPost,
+    Message,
+    Pulse,
+    Role,
+    Snapshot,
+    WorkerLost,
+    one_line,
+)
 from bidirl.executor.backends.real import RealBackend
 from bidirl.executor.backends.stub import StubConfig, StubEngine, StubTrainer
 from bidirl.executor.backends.worker import Worker
@@ -193,7 +201,6 @@ def test_two_workers_on_one_device_are_refused(monkeypatch: pytest.MonkeyPatch) 
     ("settings", "message"),
     [
         (("partition.rollout_tp=2", "policy.name=no_borrow"), "make them equal"),
-        (("partition.rollout_tp=2", "partition.train_tp=2", "policy.name=no_borrow"), "one device so far"),
         (("workload.image_tokens=3",), "are text"),
         (("workload.turns={mean=2, max=3, tool_s=1, tool_tokens=2}",), "one turn"),
         (("policy.name=oracle",), "only a simulation knows"),
@@ -377,14 +384,11 @@ def test_a_worker_takes_commands_by_number_not_by_arrival() -> None:
     assert [taken.group for taken in heard[-1].value] == [0]
 
 
-class SlowPost:
+class SlowPost(LocalPost):
     """Weights that arrive when ``gate`` opens."""
 
     def __init__(self) -> None:
         self.gate = threading.Event()
-
-    def put(self, value: Any) -> Any:
-        return value
 
     def get(self, handle: Any) -> Any:
         assert self.gate.wait(10)

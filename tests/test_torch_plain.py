@@ -20,18 +20,12 @@ from bidirl.executor.backends.torch.merge import (
     check_ordered_memory,
     merge_stats,
 )
-from bidirl.executor.backends.torch.settings import (
-    AdvantageScale,
-    LossConfig,
-    Normalisation,
-    OldPolicy,
-    PlantedFault,
-    TrainerConfig,
-)
+from bidirl.executor.backends.torch.settings import LossConfig, PlantedFault, TrainerConfig
 from bidirl.executor.backends.torch.tasks import EQUALS, PLUS, STOP, TASKS, make_task, user_reward
 from bidirl.executor.backends.torch.tiny import hf_config
 from bidirl.executor.roles import Draft, Piece, Row
 from bidirl.models.architecture import ArchitectureNumbers
+from bidirl.planner.learn import AdvantageScale, Normalisation, OldPolicy
 
 
 def row(length: int, weight: float = 1.0) -> Row:

@@ -15,18 +15,11 @@ from benchmarks.learning import CASES, learn, shape_of
 from bidirl.errors import InputError, RunFault
 from bidirl.executor.backends.torch.advantages import global_counts
 from bidirl.executor.backends.torch.merge import Gathered, MergeKind, add_up, arrange
-from bidirl.executor.backends.torch.settings import (
-    LossConfig,
-    Normalisation,
-    OldPolicy,
-    PlantedFault,
-    Precision,
-    Summation,
-    TrainerConfig,
-)
+from bidirl.executor.backends.torch.settings import LossConfig, PlantedFault, Summation, TrainerConfig
 from bidirl.executor.backends.torch.tiny import build_tiny
 from bidirl.executor.roles import Draft, Row, Trainer
 from bidirl.planner.events import SegmentKind
+from bidirl.planner.learn import Normalisation, OldPolicy, Precision
 
 if TYPE_CHECKING:
     from bidirl.executor.backends.torch.trainer import TorchTrainer
@@ -301,7 +294,7 @@ def test_load_takes_the_weights_of_another(folder: Path, rows: list[Row]) -> Non
     third = trainer_of(folder)
     arrays = {name: tensor.numpy().copy() for name, tensor in first.tensors()}
     for array in arrays.values():
-        array.flags.writeable = False  # as they come out of an object store
+        array.flags.writeable = False  # as views of memory that others read are
     third.load(iter(arrays.items()))
     assert third.digest() == first.digest()
     named = list(first.tensors())

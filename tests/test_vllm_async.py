@@ -107,6 +107,44 @@ def test_weights_that_do_not_fit_change_nothing(other: Any, folder: Path) -> Non
     assert world.same(before, world.run(other, world.drafts(2)))
 
 
+@pytest.mark.parametrize("fault", ["another version", "nobody sends", "the sender is lost"])
+def test_a_failed_transfer_leaves_the_old_weights(
+    other: Any, folder: Path, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bidirl.executor.backends import wire
+    from bidirl.executor.backends.pair import Pair
+    from bidirl.executor.backends.vllm import async_engine
+
+    other.load(1, iter(world.weights(folder, 1).items()))
+    before = world.run(other, world.drafts(2))
+    with monkeypatch.context() as patch:
+        if fault == "another version":
+            send_all = wire.Sender.send_all
+            patch.setattr(
+                wire.Sender,
+                "send_all",
+                lambda self, addresses, version, tensors: send_all(self, addresses, version + 1, tensors),
+            )
+        elif fault == "nobody sends":
+            patch.setattr(async_engine, "CALL_S", 2.0)
+            patch.setattr(wire.Sender, "send_all", lambda *_: [])
+        else:
+            patch.setattr(wire, "BUCKET_BYTES", 1000)
+            put, calls = Pair.put, []
+
+            def breaking(self: Any, data: Any) -> None:
+                calls.append(data)
+                if len(calls) == 3:
+                    raise RunFault("gone")
+                put(self, data)
+
+            patch.setattr(Pair, "put", breaking)
+        with pytest.raises(RunFault, match="did not arrive"):
+            other.load(2, iter(world.weights(folder, 2).items()))
+    assert other.version == 1
+    assert world.same(before, world.run(other, world.drafts(2)))
+
+
 def test_complete_prefix_length_and_sleep(other: Any) -> None:
     whole = world.run(other, world.drafts(1))
     other.submit(list(whole.values()))

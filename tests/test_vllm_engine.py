@@ -1,7 +1,6 @@
 """The rollout role on real vLLM: what a policy trained on its samples relies on."""
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -346,37 +345,25 @@ def test_a_load_that_breaks_half_way_stops_the_engine_until_a_whole_one(engine: 
     assert world.largest_gap(folder, tensors, world.run(engine, world.drafts(2))) < TOLERANCE
 
 
-def test_weights_from_another_process(engine: Any, folder: Path) -> None:
-    """Through vLLM's weight-transfer protocol, point to point; the sender here is a thread."""
-    from bidirl.executor.backends.vllm.weights import Sender
+def test_names_and_shapes_are_those_of_the_checkpoint() -> None:
+    import torch
 
-    sender = Sender(deadline_s=20)
-    tensors = world.weights(folder, 2)
-    address = sender.address("replica 0")
-    with ThreadPoolExecutor(1) as pool:
-        sent = pool.submit(sender.send, address, 2, iter(tensors.items()))
-        engine.load_remote(2, address, deadline_s=20)
-        print("sent", sent.result(30))
-    assert engine.version == 2
-    assert world.largest_gap(folder, tensors, world.run(engine, world.drafts(2))) < TOLERANCE
+    from bidirl.executor.backends.vllm.transfer import checked
 
-
-@pytest.mark.parametrize("fault", ["version", "missing", "nobody"])
-def test_a_failed_transfer_leaves_the_old_weights(engine: Any, folder: Path, fault: str) -> None:
-    from bidirl.executor.backends.vllm.weights import Sender
-
-    before = world.run(engine, world.drafts(2))
-    sender = Sender(deadline_s=20)
-    address = sender.address("replica 0")
-    tensors = list(world.weights(folder, 2).items())
-    with ThreadPoolExecutor(1) as pool:
-        if fault != "nobody":
-            sent = tensors if fault == "version" else tensors[1:]
-            pool.submit(sender.send, address, 3 if fault == "version" else 2, iter(sent))
-        with pytest.raises(RunFault):
-            engine.load_remote(2, address, deadline_s=1 if fault == "nobody" else 20)
-    assert engine.version == 1
-    assert world.same(before, world.run(engine, world.drafts(2)))
+    expected = {"a": (2,), "b": (3, 1)}
+    good = [("b", torch.zeros(3, 1)), ("a", torch.zeros(2))]
+    assert checked(good, expected) == good
+    assert checked([("x", torch.zeros(1))], {})
+    tied = [*good, ("lm_head.weight", torch.zeros(1))]
+    assert checked(tied, expected) == tied
+    for wrong, said in [
+        (good[:1], "missing"),
+        ([*good, good[0]], "twice"),
+        ([*good, ("c", torch.zeros(1))], "not in"),
+        ([good[0], ("a", torch.zeros(3))], "shape"),
+    ]:
+        with pytest.raises(RunFault, match=said):
+            checked(wrong, expected)
 
 
 def test_sleep_is_honest_on_cpu(engine: Any) -> None:

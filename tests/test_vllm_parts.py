@@ -200,10 +200,16 @@ def test_a_folder_without_configuration_is_refused(tmp_path: Path) -> None:
         kv_bytes(EngineSettings(str(tmp_path), 64))
 
 
+def test_heads_that_do_not_divide_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"num_attention_heads": 6}')
+    with pytest.raises(InputError, match="rollout_tp = 4: the model's 6 attention heads do not divide"):
+        settings_from_job(EngineConfig(), tmp_path, max_model_tokens=64, tp=4)
+
+
 def test_environment_compiles_nothing_on_cpu() -> None:
     assert environment()["TORCHDYNAMO_DISABLE"] == "1"
     assert "TORCHDYNAMO_DISABLE" not in environment(device="cuda")
-    assert environment(processes=True)["VLLM_ENABLE_V1_MULTIPROCESSING"] == "1"
+    assert environment(num_ranks=2)["VLLM_ENABLE_V1_MULTIPROCESSING"] == "1"
 
 
 def test_checkpoint_shapes_come_from_the_header(tmp_path: Path) -> None:

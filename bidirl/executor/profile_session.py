@@ -159,11 +159,15 @@ class Session:
         found: Snapshot = (await self._all(self.trainers[:1], "snapshot", False))[0]
         return found
 
+    async def _forget(self, snapshot: Snapshot) -> None:
+        await self._all(self.trainers[:1], "forget", snapshot.handle)
+
     async def sync(self) -> None:
         """Bring the weights from the trainer to all rollouters."""
         self._version += 1
         weights = self.links[self.trainers[0]].call("snapshot", False)
         await self._timed("sync", self.rollouters, "sync", self._version, weights, False)
+        await self._forget(await weights)
         await self._all(self.rollouters, "resume")
 
     async def lend(self, direction: Direction) -> None:
@@ -175,8 +179,11 @@ class Session:
         if direction is Direction.TRAIN_ON_ROLLOUT:
             await self.pull(SegmentKind.UPDATE, 1, 2, worker=workers[0])
             await self._timed("merge", workers[:1], "fetch", self._step, 0, (0,))
-            await self._timed("broadcast", workers[:1], "load_trainer", await self.snapshot())
+            updated = await self.snapshot()
+            await self._timed("broadcast", workers[:1], "load_trainer", updated)
+            await self._forget(updated)
         await self._timed(f"{direction}_out", workers, "leave")
+        await self._forget(await weights)
 
 
 @asynccontextmanager

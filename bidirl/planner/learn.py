@@ -8,7 +8,16 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-__all__ = ["Filtering", "LearnConfig", "PaceConfig", "ResponseLengths"]
+__all__ = [
+    "AdvantageScale",
+    "Filtering",
+    "LearnConfig",
+    "Normalisation",
+    "OldPolicy",
+    "PaceConfig",
+    "Precision",
+    "ResponseLengths",
+]
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -31,6 +40,43 @@ class Filtering(StrEnum):
     """They are trained, with an advantage of zero."""
     ON = "on"
     """They are dropped and replaced (in pinned mode: kept with zero weight)."""
+
+
+class Normalisation(StrEnum):
+    """What the sum of a mini-batch's token losses is divided by."""
+
+    TOKEN = "token"
+    """By all response tokens of the mini-batch: a long response counts more."""
+    SEQUENCE = "sequence"
+    """By its own length, then by the number of responses: each counts the same."""
+
+
+class AdvantageScale(StrEnum):
+    """What a group's centred rewards are divided by."""
+
+    GROUP_STD = "group_std"
+    """Their standard deviation. Source: Shao et al. 2024 (DeepSeekMath), GRPO with outcome rewards."""
+    NONE = "none"
+    """Nothing. Source: Liu et al. 2025, "Understanding R1-Zero-Like Training" (Dr. GRPO)."""
+
+
+class OldPolicy(StrEnum):
+    """Which log-probabilities the ratio is taken against."""
+
+    BEHAVIOUR = "behaviour"
+    """Those that the engine returned while it sampled."""
+    PROXIMAL = "proximal"
+    """Those of the old-logprob segment, as if it had sampled."""
+    DECOUPLED = "decoupled"
+    """Those of the old-logprob segment; the token's loss is weighted by old / behaviour, which is capped.
+    Source: Hilton et al. 2022, "Batch size-invariance for policy optimization"; Fu et al. 2025 (AReaL)."""
+
+
+class Precision(StrEnum):
+    """Type of the forward and backward pass; weights, gradients and optimizer stay in float32."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
 
 
 class PaceConfig(BaseModel):
@@ -73,13 +119,13 @@ class LearnConfig(BaseModel):
     clip_high: NotNegative = 0.2
     kl_weight: NotNegative = 0.0
     """Weight of the KL estimate against version 0; needs ``workload.reference = "on"``."""
-    normalisation: Annotated[str, Field(pattern="^(token|sequence)$")] = "token"
+    normalisation: Normalisation = Normalisation.TOKEN
     """What a mini-batch's loss is divided by: all its tokens, or each response's own, then the responses."""
-    advantage_scale: Annotated[str, Field(pattern="^(group_std|none)$")] = "group_std"
-    old_policy: Annotated[str, Field(pattern="^(behaviour|proximal|decoupled)$")] = "behaviour"
+    advantage_scale: AdvantageScale = AdvantageScale.GROUP_STD
+    old_policy: OldPolicy = OldPolicy.BEHAVIOUR
     """Which log-probabilities the ratio is taken against; all but behaviour need the old-logprob stage."""
     filtering: Filtering = Filtering.OFF
-    dtype: Annotated[str, Field(pattern="^(float32|bfloat16)$")] = "float32"
+    dtype: Precision = Precision.FLOAT32
     pace: PaceConfig | None = None
     checkpoint_every: Annotated[int, Field(ge=0)] = 10
     """Steps between two checkpoints of a run with a folder; 0: none."""

@@ -21,14 +21,7 @@ from bidirl.executor.backends.scratch import scratch
 from bidirl.executor.backends.store import Prompts, SampleStore
 from bidirl.executor.backends.stub import StubConfig
 from bidirl.executor.backends.torch.merge import check_ordered_memory
-from bidirl.executor.backends.torch.settings import (
-    AdvantageScale,
-    LossConfig,
-    Normalisation,
-    OldPolicy,
-    Precision,
-    TrainerConfig,
-)
+from bidirl.executor.backends.torch.settings import LossConfig, TrainerConfig
 from bidirl.executor.backends.torch.tasks import Task, make_task
 from bidirl.executor.backends.torch.tiny import build_tiny
 from bidirl.executor.backends.vllm.args import environment, settings_from_job
@@ -42,8 +35,6 @@ from bidirl.traces.workload_config import Spread
 
 __all__ = ["Assembly", "Kind", "assembly", "device_at_hand", "trainer_config"]
 
-STORE_COPIES = 12
-"""Copies of the weights that the object store has room for: some versions, and the gradients of a merge."""
 ORDERED_BYTES = 8 << 30
 """Host memory that an ordered merge may take for its gradients, per primary trainer."""
 
@@ -89,11 +80,6 @@ def _vocabulary(job: Job, learn: LearnConfig) -> int:
 def _check(job: Job, plan: Plan) -> None:
     """Raise ``InputError`` for what a real run cannot do yet."""
     check_layout(plan)
-    if plan.rollout_replica_gpus > 1:
-        raise InputError(
-            f"partition.rollout_tp = {plan.rollout_replica_gpus}: a worker has one device so far; set both "
-            "layouts to 1"
-        )
     if job.workload.turns is not None:
         raise InputError("workload.turns: the packaged tasks have one turn; remove the table")
     if job.workload.image_tokens:
@@ -115,9 +101,9 @@ def _folder(job: Job, learn: LearnConfig, seed: int, max_tokens: int, stop: int 
 def trainer_config(learn: LearnConfig, device: str) -> TrainerConfig:
     """Return the trainer's settings of a [learn] section."""
     loss = LossConfig(
-        normalisation=Normalisation(learn.normalisation),
-        advantage_scale=AdvantageScale(learn.advantage_scale),
-        old_policy=OldPolicy(learn.old_policy),
+        normalisation=learn.normalisation,
+        advantage_scale=learn.advantage_scale,
+        old_policy=learn.old_policy,
         clip_low=learn.clip_low,
         clip_high=learn.clip_high,
         kl_weight=learn.kl_weight,
@@ -127,7 +113,7 @@ def trainer_config(learn: LearnConfig, device: str) -> TrainerConfig:
         learning_rate=learn.learning_rate,
         weight_decay=learn.weight_decay,
         max_gradient_norm=learn.max_gradient_norm,
-        precision=Precision(learn.dtype),
+        precision=learn.dtype,
         device=device,
     )
 
@@ -209,7 +195,8 @@ def assembly(
                 temperature=learn.temperature,
                 eos_id=stop,
                 device=device,
-                dtype=learn.dtype,
+                dtype=learn.dtype.value,
+                tp=plan.rollout_replica_gpus,
             )
             roles = RealRoles(str(folder), engine, trainer, learn.pace)
         transports = _transports(plan, roles, device, kind, ray, stack, errors)
@@ -219,7 +206,7 @@ def assembly(
                 store,
                 clock,
                 transports,
-                scale=AdvantageScale(learn.advantage_scale),
+                scale=learn.advantage_scale,
                 filters=learn.filtering is Filtering.ON,
                 digest=digest,
                 resumed=resumed,
@@ -260,19 +247,18 @@ def _transports(
     from bidirl.executor.backends.ray_workers import RayTransport
 
     count = plan.rollout_replicas + (0 if colocated else plan.train_replicas)
-    num_gpus = 1 if device == "cuda" else 0
-    weights_bytes = 0
-    if isinstance(roles, RealRoles):
-        weights_bytes = sum(path.stat().st_size for path in Path(roles.folder).glob("*.safetensors"))
+    width = plan.rollout_replica_gpus
+    num_gpus = width if device == "cuda" else 0
     session = stack.enter_context(
         ray_session(
             None if ray in (None, "local") else ray,
             num_workers=count,
             num_gpus=num_gpus * count,
-            store_bytes=STORE_COPIES * weights_bytes,
         )
     )
-    env = environment(device=device) if isinstance(roles, RealRoles) else {"OMP_NUM_THREADS": "1"}
+    env = {"OMP_NUM_THREADS": "1"}
+    if isinstance(roles, RealRoles):
+        env = environment(device=device, num_ranks=width)
 
     def in_actor(number: int, role: Role) -> Transport:
         return RayTransport(session, blueprint(role), number, num_gpus=num_gpus, env=env, errors=errors)

@@ -21,7 +21,7 @@ __all__ = ["Blueprint", "RealRoles", "build_worker"]
 
 @dataclass(frozen=True, slots=True)
 class RealRoles:
-    """vLLM and torch on one model folder."""
+    """vLLM and torch on one model folder; both have the devices that ``engine.tp`` counts."""
 
     folder: str
     engine: EngineSettings
@@ -61,24 +61,43 @@ def _builders(
         return lambda: StubEngine(roles), lambda: StubTrainer(roles), None
 
     def engine() -> Engine:
-        from bidirl.executor.backends.vllm.engine import VllmEngine
-
-        made = VllmEngine(roles.engine)
+        made = _engine(roles.engine)
         return made if roles.pace is None else PacedEngine(made, roles.pace)
 
     def trainer() -> Trainer:
-        from bidirl.executor.backends.torch.trainer import TorchTrainer
-
-        made = TorchTrainer(Path(roles.folder), roles.trainer)
+        made = _trainer(Path(roles.folder), roles.trainer, roles.engine.tp)
         return made if roles.pace is None else PacedTrainer(made, roles.pace)
 
-    return engine, trainer, lambda: _devices(roles.trainer.device)
+    return engine, trainer, lambda: _devices(roles.trainer.device, roles.engine.tp)
 
 
-def _devices(device: str) -> tuple[str, ...]:
-    """Name the devices that this process really uses: CUDA UUIDs, or host and process on a CPU."""
+def _engine(settings: EngineSettings) -> Engine:
+    """Return vLLM in this process, or in processes of its own where it has several devices."""
+    if settings.tp == 1:
+        from bidirl.executor.backends.vllm.engine import VllmEngine
+
+        return VllmEngine(settings)
+    from bidirl.executor.backends.vllm.async_engine import AsyncVllmEngine
+
+    return AsyncVllmEngine(settings)
+
+
+def _trainer(folder: Path, config: TrainerConfig, num_devices: int) -> Trainer:
+    """Return a plain trainer, or one that is cut over several devices."""
+    if num_devices == 1:
+        from bidirl.executor.backends.torch.trainer import TorchTrainer
+
+        return TorchTrainer(folder, config)
+    from bidirl.executor.backends.torch.ranks import RankedTrainer
+
+    return RankedTrainer(folder, config, num_devices)
+
+
+def _devices(device: str, count: int) -> tuple[str, ...]:
+    """Name the devices that this process really uses: CUDA UUIDs, or host, process and rank on a CPU."""
     if not device.startswith("cuda"):
-        return (f"{socket.gethostname()}/{os.getpid()}",)
+        own = f"{socket.gethostname()}/{os.getpid()}"
+        return (own,) if count == 1 else tuple(f"{own}/{rank}" for rank in range(count))
     import torch
 
     cuda: Any = torch.cuda

@@ -36,23 +36,45 @@ class WorkerLost(CallFailed):
 class Post(Protocol):
     """How bulk data (weights, gradients) goes from one worker to another, past the control plane."""
 
-    def put(self, value: Any) -> Any:
-        """Leave a value to be fetched; return a handle that messages can carry."""
+    def put(self, value: Any, *, once: bool = False) -> Any:
+        """Leave a value to be fetched, as often as wanted or ``once``; return a handle for messages."""
         ...
 
     def get(self, handle: Any) -> Any:
-        """Fetch a value; TimeoutError after the deadline, CallFailed if its holder is gone."""
+        """Fetch a value; CallFailed if it was dropped, its holder is gone, or it does not come in time."""
+        ...
+
+    def drop(self, handle: Any) -> None:
+        """Forget a value that was put here."""
+        ...
+
+    def drop_unclaimed(self) -> None:
+        """Forget what was put here to be fetched once and was not."""
+        ...
+
+    def close(self) -> None:
+        """Forget everything, and leave no thread."""
         ...
 
 
 class LocalPost:
     """Workers of one process: the handle is the value. Nobody writes into what was put."""
 
-    def put(self, value: Any) -> Any:
+    def put(self, value: Any, *, once: bool = False) -> Any:
+        del once
         return value
 
     def get(self, handle: Any) -> Any:
         return handle
+
+    def drop(self, handle: Any) -> None:
+        """Do nothing: nothing is kept."""
+
+    def drop_unclaimed(self) -> None:
+        """Do nothing: nothing is kept."""
+
+    def close(self) -> None:
+        """Do nothing: there is no thread."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,10 @@ writes ~/.ray/auth_token otherwise). Ray gives its workers the lowest priority b
 work there is."""
 END_S = 15.0
 """Seconds that Ray's own processes get to end before they are told to."""
-MIN_STORE_BYTES = 200 << 20
-"""Ray refuses object stores that are much smaller."""
+LOOPBACK = "127.0.0.1"
+STORE_BYTES = 200 << 20
+"""Room for samples on their way, which are arguments of calls: 16 bytes a token and mini-batch. Ray refuses
+stores that are much smaller, and writes to disk what does not fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,8 @@ class RaySession:
     ray: Any
     folder: Path
     """Where workers of this host leave their error output."""
+    host: str | None
+    """Where its workers reach each other; None: each at its node's own address."""
 
 
 def _import_ray() -> Any:
@@ -69,15 +73,13 @@ def shared_ray() -> Iterator[None]:
 
 
 @contextmanager
-def ray_session(
-    address: str | None, *, num_workers: int, num_gpus: int = 0, store_bytes: int = 0
-) -> Iterator[RaySession]:
+def ray_session(address: str | None, *, num_workers: int, num_gpus: int = 0) -> Iterator[RaySession]:
     """Join the cluster at ``address``, or start one on this host; end what was started.
 
     Raises:
         InputError: Ray is not installed, or nothing answers at ``address``.
     """
-    started = _started(address, num_workers, num_gpus, store_bytes)
+    started = _started(address, num_workers, num_gpus)
     if not _shared:
         with started as session:
             yield session
@@ -88,7 +90,7 @@ def ray_session(
 
 
 @contextmanager
-def _started(address: str | None, num_workers: int, num_gpus: int, store_bytes: int) -> Iterator[RaySession]:
+def _started(address: str | None, num_workers: int, num_gpus: int) -> Iterator[RaySession]:
     before = dict(os.environ)
     if address is None:
         os.environ.update(LOCAL_ENV)
@@ -100,9 +102,9 @@ def _started(address: str | None, num_workers: int, num_gpus: int, store_bytes: 
             old = children_of(os.getpid())
             started: set[int] = set()
             try:
-                _init(ray, address, folder, num_workers, num_gpus, store_bytes)
+                _init(ray, address, folder, num_workers, num_gpus)
                 started = children_of(os.getpid()) - old
-                yield RaySession(ray, folder)
+                yield RaySession(ray, folder, LOOPBACK if address is None else None)
             finally:
                 started |= children_of(os.getpid()) - old
                 ray.shutdown()
@@ -114,9 +116,7 @@ def _started(address: str | None, num_workers: int, num_gpus: int, store_bytes: 
         os.environ.update(before)
 
 
-def _init(
-    ray: Any, address: str | None, folder: Path, num_workers: int, num_gpus: int, store_bytes: int
-) -> None:
+def _init(ray: Any, address: str | None, folder: Path, num_workers: int, num_gpus: int) -> None:
     quiet = {"logging_level": "error", "log_to_driver": False, "configure_logging": False}
     try:
         if address is not None:
@@ -126,7 +126,7 @@ def _init(
             num_cpus=num_workers + 1,  # logical: more workers than processors take turns
             num_gpus=num_gpus or None,
             include_dashboard=False,
-            object_store_memory=max(MIN_STORE_BYTES, store_bytes),
+            object_store_memory=STORE_BYTES,
             _temp_dir=str(folder),
             **quiet,
         )

@@ -1,4 +1,4 @@
-"""Workers as Ray actors: commands and messages through the actor, bulk data through the object store."""
+"""Workers as Ray actors: commands and messages through the actor, bulk data from worker to worker."""
 
 import asyncio
 import itertools
@@ -16,44 +16,32 @@ from bidirl.executor.backends import CallFailed
 from bidirl.executor.backends.blueprint import Blueprint, build_worker
 from bidirl.executor.backends.messages import Message, Pulse
 from bidirl.executor.backends.ray_session import RaySession, is_alive
+from bidirl.executor.backends.tensor_post import TensorPost
 
-__all__ = ["RayPost", "RayTransport", "WorkerActor"]
+__all__ = ["RayTransport", "WorkerActor"]
 
-TRANSFER_S = 120.0
-"""Seconds after which weights or gradients on their way are given up: far above any healthy transfer."""
+QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+"""torch warns of a lost peer with a whole stack; what matters of it is told in a call's answer."""
 STOP_S = 15.0
 """Seconds that a worker gets to close its roles."""
 EXIT_S = 5.0
 """Seconds that a process gets to end after its roles have."""
 CAUSE_MARKS = ("Error", "ERROR", "Exception", "Killed", "Fatal", "terminate called", "Aborted", "CUDA")
 """Words that make a line of error output a cause; without one, a warning of long ago would look like it."""
+NO_CAUSE_MARKS = ("Warning", "frame #", "Exception raised from")
+"""Words of lines that are none: torch logs the stack of every lost connection."""
 
 Command = tuple[int, int, str, tuple[Any, ...]]
-
-
-class RayPost:
-    """Bulk data in the object store: from node to node directly, and a lost reader holds up nobody."""
-
-    def __init__(self, ray: Any) -> None:
-        self._ray = ray
-
-    def put(self, value: Any) -> Any:
-        return [self._ray.put(value)]  # in a list, so that Ray hands on the reference and not the value
-
-    def get(self, handle: Any) -> Any:
-        try:
-            return self._ray.get(handle[0], timeout=TRANSFER_S)
-        except self._ray.exceptions.GetTimeoutError:
-            raise CallFailed(f"data did not arrive within {TRANSFER_S:g} s") from None
-        except self._ray.exceptions.RayError as error:
-            raise CallFailed(f"data is lost: {str(error).splitlines()[0]}") from None
 
 
 class WorkerActor:
     """A worker in a process of its own; its asyncio loop only carries messages."""
 
-    def __init__(self, blueprint: Blueprint, errors: str) -> None:
-        """Start the worker; its error output goes to the file ``errors`` if its folder is on this host."""
+    def __init__(self, blueprint: Blueprint, errors: str, host: str | None) -> None:
+        """Take where other workers reach this process (None: its node's address in the cluster).
+
+        Error output goes to the file ``errors`` if its folder is on this host.
+        """
         if Path(errors).parent.is_dir():
             target = os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             sys.stderr.flush()
@@ -62,7 +50,8 @@ class WorkerActor:
 
         self._loop: asyncio.AbstractEventLoop | None = None
         self._out: asyncio.Queue[Message] = asyncio.Queue()
-        self._worker = build_worker(blueprint, self._emit, RayPost(ray))
+        post = TensorPost(ray.util.get_node_ip_address() if host is None else host)
+        self._worker = build_worker(blueprint, self._emit, post)
 
     def _emit(self, message: Message) -> None:
         assert self._loop is not None
@@ -121,7 +110,8 @@ class RayTransport:
         self._blueprint = blueprint
         self._number = number
         self._num_gpus = num_gpus
-        self._env = env
+        self._env = QUIET | env
+        self._host = session.host
         self._errors = _new_file(errors or session.folder, f"worker-{number}")
         self._is_kept = errors is not None
         self._actor: Any = None
@@ -135,7 +125,7 @@ class RayTransport:
         remote = self._ray.remote(
             num_cpus=1, num_gpus=self._num_gpus, max_restarts=0, runtime_env={"env_vars": self._env}
         )
-        self._actor = remote(WorkerActor).remote(self._blueprint, str(self._errors))
+        self._actor = remote(WorkerActor).remote(self._blueprint, str(self._errors), self._host)
         self._broken = broken
         self._pump = asyncio.get_running_loop().create_task(self._run(receive, broken))
 
@@ -158,9 +148,8 @@ class RayTransport:
         except OSError:
             own = []
         own = [line for line in own if line]
-        root = [line for line in own if any(mark in line for mark in CAUSE_MARKS) and "Warning" not in line][
-            -1:
-        ]
+        marked = [line for line in own if any(mark in line for mark in CAUSE_MARKS)]
+        root = [line for line in marked if not any(mark in line for mark in NO_CAUSE_MARKS)][-1:]
         kept = [f"its error output: {self._errors}"] if own and self._is_kept else []
         return "; ".join([*root, f"process {self.pid} of worker {self._number} ended ({said})", *kept])
 

@@ -18,10 +18,10 @@ from bidirl.executor.backends.links import Link
 from bidirl.executor.backends.messages import Message, Role, Snapshot, WorkerLost
 from bidirl.executor.backends.real_training import StepLearning, TrainingHalf
 from bidirl.executor.backends.store import SampleStore
-from bidirl.executor.backends.torch.settings import AdvantageScale
 from bidirl.executor.clock import RealClock
 from bidirl.planner import events as ev
 from bidirl.planner.events import Direction
+from bidirl.planner.learn import AdvantageScale
 from bidirl.planner.plan import Plan
 from bidirl.planner.policy import Placement, VersionMode
 
@@ -144,12 +144,12 @@ class RealBackend:
             self.lease,
             self.clock.now(),
         )
-        answer = self.links[training.primary[0]].call("save", str(folder), self._ready(versions))
+        kept = {version: training.snapshots.of(version) for version in versions}
+        plain = {version: promise.result() for version, promise in kept.items()}
+        answer = self.links[training.primary[0]].call("save", str(folder), plain)
+        for promise in kept.values():
+            training.snapshots.carried(promise, answer)
         return state, answer
-
-    def _ready(self, versions: Sequence[int]) -> dict[int, Snapshot]:
-        snapshots = self.training.snapshots
-        return {version: snapshots.of(version).result() for version in versions}
 
     async def close(self) -> None:
         self._closed = True
@@ -245,16 +245,17 @@ class RealBackend:
         self.store.forget([group])
 
     def sync(self, actions: Sequence[ev.SyncReplica]) -> Sequence[Awaitable[float]]:
-        snapshot = self.training.snapshots.of(actions[0].version)
         since_s = self.clock.now()
         return [
             self._synced(
-                action,
-                since_s,
-                self.links[action.replica].call("sync", action.version, snapshot, action.recompute),
+                action, since_s, self._sync(self.links[action.replica], action.version, action.recompute)
             )
             for action in actions
         ]
+
+    def _sync(self, link: Link, version: int, recompute: bool) -> "asyncio.Future[Any]":
+        snapshot = self.training.snapshots.of(version)
+        return self.training.snapshots.carried(snapshot, link.call("sync", version, snapshot, recompute))
 
     async def _synced(self, action: ev.SyncReplica, since_s: float, answer: "asyncio.Future[Any]") -> float:
         paused_s = self.crew.time(action.replica, await answer)
@@ -298,7 +299,7 @@ class RealBackend:
             return  # an auxiliary rollouter loads its weights when it enters a lease
         self.free_s[replica] = self.clock.now()
         link = self.links[replica]
-        loaded = link.call("sync", version, self.training.snapshots.of(version), False)
+        loaded = self._sync(link, version, recompute=False)
         loaded.add_done_callback(partial(_must_have_loaded, link))
         link.call("resume")
 
@@ -347,7 +348,7 @@ class RealBackend:
         self.lease = action
         match action.direction:
             case Direction.ROLLOUT_ON_TRAIN:
-                snapshot: Any = self.training.snapshots.of(action.version)
+                snapshot: asyncio.Future[Snapshot] | None = self.training.snapshots.of(action.version)
                 self.doomed.difference_update(action.replicas)  # asleep at the cut: nobody misses them
                 role = Role.ROLLOUT
             case Direction.TRAIN_ON_ROLLOUT:
@@ -359,6 +360,9 @@ class RealBackend:
         calls = [
             self.links[number].call("enter", role, action.version, snapshot) for number in action.replicas
         ]
+        if snapshot is not None:
+            for call in calls:
+                self.training.snapshots.carried(snapshot, call)
         future = _Entering(partial(self._leave, action))
         asyncio.gather(*calls).add_done_callback(partial(self._entered, action, self.clock.now(), future))
         return future

@@ -11,10 +11,10 @@ from bidirl.executor.backends.messages import Pull, Snapshot
 from bidirl.executor.backends.snapshots import Snapshots
 from bidirl.executor.backends.store import SampleStore
 from bidirl.executor.backends.torch.merge import Gradient, merge_stats
-from bidirl.executor.backends.torch.settings import AdvantageScale
 from bidirl.executor.roles import Piece
 from bidirl.planner import events as ev
 from bidirl.planner.events import SegmentKind
+from bidirl.planner.learn import AdvantageScale
 from bidirl.planner.plan import Plan
 
 __all__ = ["StepLearning", "TrainingHalf"]
@@ -70,7 +70,10 @@ class TrainingHalf:
         self.links = links
         self.primary = tuple(primary)
         self.scale = scale
-        self.snapshots = Snapshots(lambda: self._call(self.primary[0], "snapshot", digest))
+        self.snapshots = Snapshots(
+            lambda: self._call(self.primary[0], "snapshot", digest),
+            lambda snapshot: self._call(self.primary[0], "forget", snapshot.handle),
+        )
         self.lent: tuple[int, ...] = ()
         """Workers of the auxiliary side."""
         self.lent_weights: asyncio.Future[Snapshot] | None = None
@@ -83,6 +86,15 @@ class TrainingHalf:
 
     def _call(self, worker: int, name: str, *args: Any) -> "asyncio.Future[Any]":
         return self.links[worker].call(name, *args)
+
+    def _load(
+        self, workers: Sequence[int], snapshot: "asyncio.Future[Snapshot]"
+    ) -> list["asyncio.Future[Any]"]:
+        """Have the trainers of workers load weights."""
+        return [
+            self.snapshots.carried(snapshot, self._call(worker, "load_trainer", snapshot))
+            for worker in workers
+        ]
 
     # ------------------------------------------------------------------ pulls
 
@@ -167,7 +179,7 @@ class TrainingHalf:
         if present is self.lent_weights:
             return []
         self.lent_weights = present
-        return [self._call(worker, "load_trainer", present) for worker in self.lent]
+        return self._load(self.lent, present)
 
     # ------------------------------------------------------------------ merges and updates
 
@@ -210,7 +222,7 @@ class TrainingHalf:
         passed: list[asyncio.Future[Any]] = []
         if is_last or len(self.primary) > 1:
             present = self.snapshots.publish(action.step + 1) if is_last else self.snapshots.present()
-            passed = [self._call(worker, "load_trainer", present) for worker in self.primary[1:]]
+            passed = self._load(self.primary[1:], present)
         return self._updated(action.step, answer, passed, chunks, is_last=is_last)
 
     async def _others(self, segment: int, answers: list["asyncio.Future[Any]"]) -> list[Gradient]:
@@ -254,7 +266,7 @@ class TrainingHalf:
     def broadcast(self, _: ev.Broadcast) -> Awaitable[None]:
         """Give the auxiliary side the updated weights."""
         present = self.lent_weights = self.snapshots.present()
-        return self._all([self._call(worker, "load_trainer", present) for worker in self.lent])
+        return self._all(self._load(self.lent, present))
 
     def publish(self, action: ev.Publish) -> Awaitable[None]:
         """Wait until a version's weights have left the trainer."""

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from bidirl.executor.backends import Ended, Taken
 from bidirl.executor.backends.torch.advantages import group_advantages
-from bidirl.executor.backends.torch.settings import AdvantageScale
 from bidirl.executor.roles import Draft, Row
+from bidirl.planner.learn import AdvantageScale
 from bidirl.traces.records import GroupBlock
 from bidirl.traces.workload import Workload
 

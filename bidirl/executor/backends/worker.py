@@ -90,6 +90,8 @@ class Worker:
         """(step, segment) -> gradients of the chunks that ran here."""
         self._results: dict[tuple[int, int], list[Piece]] = {}
         """(step, segment) -> results of forward-only chunks."""
+        self._handed_over = (-1, -1)
+        """(step, segment) of the gradients that were fetched last."""
         self._do: Mapping[str, Callable[..., Any]] = {
             "hello": self._hello,
             "submit": self._submit,
@@ -108,6 +110,7 @@ class Worker:
             "save": self._save,
             "restore": self._restore,
             "read_snapshot": self._read_snapshot,
+            "forget": self._forget,
         }
         self.thread = threading.Thread(target=self._loop, name=f"worker-{role}", daemon=True)
 
@@ -170,6 +173,7 @@ class Worker:
                     role.close()
                 except Exception as error:  # it is leaving anyway
                     self._emit(Message(problem=Problem(one_line(error), is_fatal=True)))
+        self._post.close()
 
     def _may_step(self) -> bool:
         engine = self._engine
@@ -399,7 +403,13 @@ class Worker:
         held = {chunk for gradient in gradients for chunk in gradient.chunks}
         if held != wanted:
             raise RuntimeError(f"chunks {sorted(wanted)} were asked for, {sorted(held)} are here")
-        return [replace(gradient, values=self._post.put(as_array(gradient.values))) for gradient in gradients]
+        if key != self._handed_over:  # an earlier segment's update is done: nobody comes for its gradients
+            self._post.drop_unclaimed()
+            self._handed_over = key
+        return [
+            replace(gradient, values=self._post.put(as_array(gradient.values), once=True))
+            for gradient in gradients
+        ]
 
     def _apply(
         self, step: int, segment: int, others: list[Gradient], chunks: tuple[int, ...]
@@ -414,6 +424,10 @@ class Worker:
         weights = {name: host_copy(tensor) for name, tensor in self._trainer.tensors()}
         num_bytes = sum(int(array.nbytes) for array in weights.values())
         return Snapshot(self._post.put(weights), digest_of(weights) if digest else "", num_bytes)
+
+    def _forget(self, handle: Any) -> None:
+        """Drop a snapshot that nobody can ask for any more."""
+        self._post.drop(handle)
 
     def _load_trainer(self, arrived: Arriving) -> None:
         assert self._trainer is not None

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from bidirl.executor.backends.torch.settings import AdvantageScale, Normalisation
 from bidirl.executor.roles import Row
+from bidirl.planner.learn import AdvantageScale, Normalisation
 
 __all__ = ["coefficient", "global_counts", "group_advantages"]
 

@@ -9,7 +9,8 @@ import torch
 from torch.nn.functional import linear, log_softmax
 from torch.utils.checkpoint import checkpoint
 
-from bidirl.executor.backends.torch.settings import LossConfig, OldPolicy
+from bidirl.executor.backends.torch.settings import LossConfig
+from bidirl.planner.learn import OldPolicy
 
 __all__ = ["Tokens", "policy_loss", "token_logprobs"]
 

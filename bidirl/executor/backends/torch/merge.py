@@ -66,7 +66,7 @@ class Gathered:
         if self.kind is MergeKind.ACCUMULATED and self.gradients:
             total = self.gradients[0]
             if isinstance(total.values, np.ndarray) and not total.values.flags.writeable:
-                total.values = total.values.copy()  # it came out of an object store
+                total.values = total.values.copy()  # others may read it
             total.values += piece.gradient
             total.chunks = (*total.chunks, piece.chunk)
         else:

@@ -9,7 +9,8 @@ import torch
 
 from bidirl.errors import InputError
 from bidirl.executor.backends.torch.loss import token_logprobs
-from bidirl.executor.backends.torch.settings import Precision, TrainerConfig
+from bidirl.executor.backends.torch.settings import TrainerConfig
+from bidirl.planner.learn import Precision
 
 __all__ = ["Scorer", "load_model"]
 

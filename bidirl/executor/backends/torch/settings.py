@@ -7,54 +7,9 @@ from enum import StrEnum
 from math import isfinite
 
 from bidirl.errors import InputError
+from bidirl.planner.learn import AdvantageScale, Normalisation, OldPolicy, Precision
 
-__all__ = [
-    "AdvantageScale",
-    "LossConfig",
-    "Normalisation",
-    "OldPolicy",
-    "PlantedFault",
-    "Precision",
-    "Summation",
-    "TrainerConfig",
-]
-
-
-class Normalisation(StrEnum):
-    """What the sum of a mini-batch's token losses is divided by."""
-
-    TOKEN = "token"
-    """By all response tokens of the mini-batch: a long response counts more."""
-    SEQUENCE = "sequence"
-    """By its own length, then by the number of responses: each counts the same."""
-
-
-class AdvantageScale(StrEnum):
-    """What a group's centred rewards are divided by."""
-
-    GROUP_STD = "group_std"
-    """Their standard deviation. Source: Shao et al. 2024 (DeepSeekMath), GRPO with outcome rewards."""
-    NONE = "none"
-    """Nothing. Source: Liu et al. 2025, "Understanding R1-Zero-Like Training" (Dr. GRPO)."""
-
-
-class OldPolicy(StrEnum):
-    """Which log-probabilities the ratio is taken against."""
-
-    BEHAVIOUR = "behaviour"
-    """Those that the engine returned while it sampled."""
-    PROXIMAL = "proximal"
-    """Those of the old-logprob segment, as if it had sampled."""
-    DECOUPLED = "decoupled"
-    """Those of the old-logprob segment; the token's loss is weighted by old / behaviour, which is capped.
-    Source: Hilton et al. 2022, "Batch size-invariance for policy optimization"; Fu et al. 2025 (AReaL)."""
-
-
-class Precision(StrEnum):
-    """Type of the forward and backward pass; weights, gradients and optimizer stay in float32."""
-
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
+__all__ = ["LossConfig", "PlantedFault", "Summation", "TrainerConfig"]
 
 
 class Summation(StrEnum):

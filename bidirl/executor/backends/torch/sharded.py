@@ -17,9 +17,10 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from bidirl.errors import InputError
-from bidirl.executor.backends.torch.settings import Precision, Summation, TrainerConfig
+from bidirl.executor.backends.torch.settings import Summation, TrainerConfig
 from bidirl.executor.backends.torch.states import MOMENTS, adamw, add_on, checked_tensors, clip_factor
 from bidirl.executor.roles import NamedTensors
+from bidirl.planner.learn import Precision
 
 __all__ = ["ShardedStates"]
 

@@ -20,6 +20,7 @@ __all__ = [
     "engine_arguments",
     "environment",
     "kv_bytes",
+    "num_heads",
     "prepare_environment",
     "settings_from_job",
 ]
@@ -34,6 +35,7 @@ FULL_BATCH_TOKENS = 8192
 """KV for every sequence at its longest, up to this many tokens, where the job gives no ``kv_tokens``."""
 
 PROCESSES = "VLLM_ENABLE_V1_MULTIPROCESSING"
+CORES = "VLLM_CPU_OMP_THREADS_BIND"
 PROCESSOR = "bidirl.executor.backends.vllm.sampling:GumbelProcessor"
 WORKER_EXTENSION = "bidirl.executor.backends.vllm.transfer.WorkerExtension"
 
@@ -75,8 +77,18 @@ class EngineSettings:
 def settings_from_job(
     engine: EngineConfig, folder: Path | str, *, max_model_tokens: int, **more: Any
 ) -> EngineSettings:
-    """Return the settings of an engine under a job's limits; ``more`` are further fields by name."""
+    """Return the settings of an engine under a job's limits; ``more`` are further fields by name.
+
+    Raises:
+        InputError: the model's attention heads do not divide by the engine's devices.
+    """
     device = more.get("device", "cpu")
+    tp, heads = more.get("tp", 1), num_heads(folder) if more.get("tp", 1) > 1 else 0
+    if heads % tp:
+        raise InputError(
+            f"partition.rollout_tp = {tp}: the model's {heads} attention heads do not divide by it; choose a "
+            "divisor"
+        )
     block = engine.block_size
     if device == "cpu":
         block = -(-block // CPU_BLOCK_TOKENS) * CPU_BLOCK_TOKENS
@@ -95,11 +107,17 @@ def settings_from_job(
     )
 
 
+def num_heads(folder: Path | str) -> int:
+    """Return the attention heads of the model in a folder."""
+    config = _config(str(folder))
+    return int(config.get("text_config", config)["num_attention_heads"])
+
+
 def kv_bytes(settings: EngineSettings) -> int:
     """Return the bytes of KV memory per device: whole blocks for ``kv_tokens``, and vLLM's spare one."""
     config = _config(settings.folder)
     config = config.get("text_config", config)
-    heads = int(config["num_attention_heads"])
+    heads = num_heads(settings.folder)
     kv_heads = int(config.get("num_key_value_heads") or heads)
     head_dim = int(config.get("head_dim") or int(config["hidden_size"]) // heads)
     values = 2 * int(config["num_hidden_layers"]) * max(1, kv_heads // settings.tp) * head_dim
@@ -144,17 +162,21 @@ def engine_arguments(settings: EngineSettings) -> dict[str, Any]:
     return arguments
 
 
-def environment(*, device: str = "cpu", processes: bool = False) -> dict[str, str]:
+def environment(*, device: str = "cpu", num_ranks: int = 1) -> dict[str, str]:
     """Return the environment of a worker process, to be set before torch or vLLM is imported there.
 
-    ``processes``: whether the engine's own worker processes are wanted (tensor parallelism). One OpenMP
-    thread: spinning threads of two workers on few cores make both several times slower. ``device`` is the
-    engine's: on CPU nothing is compiled (that costs 6 s at the first request, and needs a C++ compiler).
+    ``num_ranks``: devices of the engine; above 1 it has worker processes of its own (tensor parallelism).
+    One OpenMP thread: spinning threads of two workers on few cores make both several times slower.
+    ``device`` is the engine's: on CPU nothing is compiled (that costs 6 s at the first request, and needs a
+    C++ compiler), and ranks are told their cores, since vLLM wants a NUMA node for each otherwise.
     """
     cpu = {"TORCHDYNAMO_DISABLE": "1"} if device == "cpu" else {}
+    if device == "cpu" and num_ranks > 1:
+        cores = sorted(os.sched_getaffinity(0))
+        cpu[CORES] = "|".join(str(cores[rank % len(cores)]) for rank in range(num_ranks))
     return cpu | {
         "OMP_NUM_THREADS": "1",
-        PROCESSES: "1" if processes else "0",
+        PROCESSES: "1" if num_ranks > 1 else "0",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
@@ -164,13 +186,13 @@ def environment(*, device: str = "cpu", processes: bool = False) -> dict[str, st
     }
 
 
-def prepare_environment(*, device: str = "cpu", processes: bool = False) -> None:
+def prepare_environment(*, device: str = "cpu", num_ranks: int = 1) -> None:
     """Set ``environment`` in this process; other values that the user has set are kept.
 
     Raises:
         InputError: vLLM is already loaded and would start the engine's processes otherwise than is needed.
     """
-    wanted = environment(device=device, processes=processes)
+    wanted = environment(device=device, num_ranks=num_ranks)
     for name, value in wanted.items():
         os.environ.setdefault(name, value)
     if os.environ[PROCESSES] != wanted[PROCESSES]:

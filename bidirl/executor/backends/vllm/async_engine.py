@@ -47,7 +47,7 @@ class AsyncVllmEngine:
     def __init__(
         self, settings: EngineSettings, *, version: int = 0, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        prepare_environment(device=settings.device, processes=settings.tp > 1)
+        prepare_environment(device=settings.device, num_ranks=settings.tp)
         self.settings = settings
         self.meter = Meter()
         self._clock = clock
@@ -125,7 +125,7 @@ class AsyncVllmEngine:
 
     def load(self, version: int, tensors: NamedTensors) -> float:
         """Replace the weights by a transfer from this process to the engine's; see ``VllmEngine.load``."""
-        from bidirl.executor.backends.vllm.weights import Sender
+        from bidirl.executor.backends.wire import Sender
 
         start = time.perf_counter()
         held = [(name, as_tensor(tensor)) for name, tensor in tensors]
@@ -142,12 +142,6 @@ class AsyncVllmEngine:
         finally:
             sent.result(CALL_S)
             sender.close()
-        return time.perf_counter() - start
-
-    def load_remote(self, version: int, addresses: Sequence[Any], *, deadline_s: float) -> float:
-        """Like ``load``, from a ``weights.Sender`` elsewhere: one address for each of ``tp`` ranks."""
-        start = time.perf_counter()
-        self._update(version, addresses, deadline_s)
         return time.perf_counter() - start
 
     def sleep(self, level: int) -> None:

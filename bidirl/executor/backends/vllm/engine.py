@@ -135,17 +135,6 @@ class VllmEngine:
         self._update(version, lambda: self._worker.weight_transfer_engine.stage(staged))
         return time.perf_counter() - start
 
-    def load_remote(self, version: int, address: Any, *, deadline_s: float) -> float:
-        """Like ``load``, from a ``weights.Sender`` in another process; return the seconds taken.
-
-        Raises:
-            RunFault: the transfer failed or is not what was asked for; the old weights stay in use.
-        """
-        start = time.perf_counter()
-        info = {**address.plain(), "version": version, "deadline_s": deadline_s}
-        self._update(version, lambda: self._worker.update_weights(info))
-        return time.perf_counter() - start
-
     def sleep(self, level: int) -> None:
         """Give device memory up (1: weights to the host, 2: drop them); on CPU it frees nothing.
 

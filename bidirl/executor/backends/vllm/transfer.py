@@ -19,8 +19,9 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
 from bidirl.errors import RunFault
+from bidirl.executor.backends.pair import Address
 from bidirl.executor.backends.vllm.args import checkpoint_shapes
-from bidirl.executor.backends.vllm.weights import Address, receive
+from bidirl.executor.backends.wire import receive
 
 __all__ = ["InitInfo", "StagedTransfer", "UpdateInfo", "WorkerExtension", "checked", "register"]
 
@@ -75,9 +76,9 @@ class StagedTransfer(WeightTransferEngine):  # type: ignore[misc,unused-ignore]
         """
         address = Address(update_info.host, update_info.port, update_info.key)
         received = receive(address, deadline_s=update_info.deadline_s)
-        if received.version != update_info.version:
+        if received.number != update_info.version:
             raise RunFault(
-                f"weights from {address.key} are version {received.version}, asked for "
+                f"weights from {address.key} are version {received.number}, asked for "
                 f"{update_info.version}: ask again"
             )
         self.stage(received.tensors)
