@@ -1,5 +1,6 @@
 """Borrowing leaves samples and weights untouched; and faults that would touch them are found."""
 
+import importlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 
 from bidirl.errors import InputError
 from bidirl.executor.backends import worker
-from bidirl.executor.backends.stub import StubEngine, StubTrainer, _log_softmax, _noise
+from bidirl.executor.backends.stub import StubConfig, StubEngine, StubTrainer, _log_softmax, _noise
 from bidirl.executor.backends.torch.merge import arrange
 from bidirl.executor.neutral import Neutrality, latest_job, neutrality, pinned_job
 from bidirl.executor.roles import Draft, NamedTensors
@@ -38,6 +39,31 @@ def test_both_directions_are_covered_on_policy() -> None:
     assert found.missing == ()
     assert found.verdict().startswith("identical, bit by bit, in pinned mode")
     assert found.to_json()["proven"] == "pinned"
+
+
+BURSTS = (
+    "workload.prompts_per_step=4",
+    "workload.max_response_tokens=36",
+    "workload.lengths={p50 = 3, p95 = 5}",
+    "workload.prompt_tokens=3",
+    "workload.drift=[12, 1, 1, 1, 12, 1, 1, 1, 12, 1]",
+    'learn.task="constant"',
+)
+"""One step in four is long, as in benchmarks/neutral.py: it keeps first the one pool busy, then the other."""
+PACED = StubConfig(step_s=1.5e-3, token_s=1.2e-4)
+"""Rollout and training of a long step take about as long: 60 ms."""
+
+
+@pytest.mark.parametrize("staleness", ["1", "2"])
+def test_both_directions_are_covered_where_lengths_come_in_bursts(staleness: str) -> None:
+    job = tiny_job(*BURSTS, f"policy.staleness={staleness}", steps=10, rollout_gpus=1, gpus=2)
+    runs = {
+        name: run_stub(pinned_job(job, lends=lends), stub=PACED)
+        for name, lends in (("pinned, alone", False), ("pinned, lending", True))
+    }
+    found = neutrality(runs, lambda _: None)
+    assert found.difference is None
+    assert found.missing == ()
 
 
 def plant_reversed_merge(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,3 +155,25 @@ def test_a_single_pool_has_nothing_to_lend() -> None:
     job = tiny_job("policy.name=colocated_sync", gpus=2)
     with pytest.raises(InputError, match="nothing is lent"):
         pinned_job(job, lends=True)
+
+
+def test_the_page_says_how_many_leases_worked() -> None:
+    page: Any = importlib.import_module("benchmarks.neutral")
+    found = Neutrality(
+        difference=None,
+        num_samples=4800,
+        num_tokens=50_000,
+        num_versions=301,
+        leases={"rollout_on_train": 90, "train_on_rollout": 80},
+        lent={"rollout_on_train": 700, "train_on_rollout": 110},
+        num_resumed=1200,
+        tokens_per_s={"pinned, alone": 800.4, "pinned, lending": None, "latest, lending": 900.0},
+        weights="",
+    )
+    data = {"staleness": "1", "num_steps": 300, "reward": (0.05, 0.7), "worked": {"rollout_on_train": 75}}
+    text = page.page([data | found.to_json()])
+    assert (
+        "| 1 | 300 | 4,800 (50,000) | 301 | 75 of 90 (700) | 0 of 80 (110) | 1,200 | identical | 0.05, 0.70 |"
+        in text
+    )
+    assert "| 1 | 800 | - | 900 |" in text
