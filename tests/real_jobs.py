@@ -1,5 +1,6 @@
 """Small real runs on stand-ins: jobs, and a run that checks the invariants after every event."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,15 @@ from bidirl.planner.job import Job, load_job
 TINY = Path(__file__).parents[1] / "examples" / "tiny.toml"
 SLOW = StubConfig(step_s=5e-4, token_s=2e-5, max_num_seqs=16)
 """Slow enough for idle pools, quick enough for a test."""
+
+
+def needs(*packages: str) -> None:
+    """Skip a test where a package is not installed; unlike an import, this takes no time."""
+    import pytest
+
+    for package in packages:
+        if find_spec(package) is None:
+            pytest.skip(f"{package} is not installed here")
 
 
 def tiny_settings(steps: int = 6, rollout_gpus: int = 2, gpus: int = 4) -> list[str]:

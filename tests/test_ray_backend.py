@@ -2,6 +2,7 @@
 
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from bidirl.executor.run import RealRun, run_real
 from bidirl.planner.job import Job, load_job
 from bidirl.planner.replay import replay
 from bidirl.sim.metrics import summarise
-from tests.real_jobs import SLOW, TINY, checked, tiny_job
+from tests.real_jobs import SLOW, TINY, checked, needs, tiny_job
 
 pytestmark = pytest.mark.engine
 
@@ -26,22 +27,23 @@ TOKEN = Path.home() / ".ray" / "auth_token"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def cluster() -> Iterator[None]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """One cluster for all tests; at its end, no process, file or token is left of it."""
-    pytest.importorskip("ray")
+    needs("ray")
     before = children_of(os.getpid())
     token = TOKEN.read_bytes() if TOKEN.exists() else None
-    folders = set(Path("/tmp").glob("bd-*")) | set(Path("/tmp").glob("bidirl-*"))
-    with shared_ray():
-        yield
+    tmp_path_factory.getbasetemp()  # stays where it is
+    with (
+        # A short name: the paths of sockets below it have a limit.
+        tempfile.TemporaryDirectory(prefix="t", ignore_cleanup_errors=True) as room,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr(tempfile, "tempdir", room)
+        with shared_ray():
+            yield
+        assert [path.name for path in Path(room).iterdir() if path.name.startswith(("bd-", "bidirl-"))] == []
     assert children_of(os.getpid()) <= before
     assert (TOKEN.read_bytes() if TOKEN.exists() else None) == token
-    left = set(Path("/tmp").glob("bd-*")) | set(Path("/tmp").glob("bidirl-*"))
-    assert {folder for folder in left - folders if _is_ours(folder)} == set()
-
-
-def _is_ours(folder: Path) -> bool:
-    return folder.stat().st_uid == os.getuid() and not any(folder.iterdir())
 
 
 def test_a_killed_worker_is_replaced_and_training_goes_on() -> None:
@@ -85,11 +87,25 @@ SMALL = (
 )
 
 
+BURSTS = (
+    "workload.num_steps=5",
+    "workload.prompts_per_step=4",
+    "workload.max_response_tokens=36",
+    "workload.lengths={p50 = 3, p95 = 5}",
+    "workload.prompt_tokens=3",
+    "workload.old_logprob=off",
+    "workload.drift=[12, 1, 1, 1, 12]",
+    "learn.pace={iteration_s = 0.010, token_s = 0.0008}",
+    "policy.staleness=1",
+)
+"""Both pools idle in turn although rollout runs ahead: benchmarks/neutral.py has the same in long."""
+
+
 def test_borrowing_changes_no_bit_of_a_real_run(tmp_path: Path) -> None:
     from bidirl.sim.run import Outcome, build, run_to_folder
 
-    pytest.importorskip("vllm")
-    job = load_job(TINY, [*SMALL, "workload.num_steps=4"])
+    needs("vllm")
+    job = load_job(TINY, [*SMALL, *BURSTS])
     runs: dict[str, RealRun] = {}
 
     def run(job: Job, seed: int, *, sink: Any = None) -> Outcome:
@@ -106,7 +122,7 @@ def test_borrowing_changes_no_bit_of_a_real_run(tmp_path: Path) -> None:
         assert journal.is_complete
     found = neutrality(runs, lambda record: record.end_s)
     assert found.difference is None, found.verdict()
-    assert found.leases["rollout_on_train"] > 0
-    for each in runs.values():  # on-policy: engine and trainer see the same weights
-        assert max(step.mismatch_max for step in each.learning) < 1e-4
+    assert not found.missing
+    for each in runs.values():
+        assert each.learning[0].mismatch_max < 1e-4  # later steps have the drift of the weights in it
         assert len({device for about in each.workers for device in about["devices"]}) == 2

@@ -223,9 +223,10 @@ SETTINGS = (
 )
 
 
-def started(folder: Path, *more: str, checkpoint_s: float = 0.0) -> "subprocess.Popen[str]":
+def started(folder: Path, *more: str, checkpoint_s: float = 0.0, gpus: int = 4) -> "subprocess.Popen[str]":
     """Start a run on stand-ins in a process of its own."""
-    options = [part for setting in (*tiny_settings(steps=8), *SETTINGS) for part in ("--set", setting)]
+    settings = (*tiny_settings(steps=8, gpus=gpus), *SETTINGS)
+    options = [part for setting in settings for part in ("--set", setting)]
     return subprocess.Popen(
         [
             *(sys.executable, "-m", "tests.resume_driver", "train", str(TINY)),

@@ -7,14 +7,12 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from bidirl.errors import RunFault
 from bidirl.executor.backends import CallFailed, links
-from bidirl.executor.backends.ray_workers import RayPost
 from bidirl.executor.backends.real import RealBackend
 from bidirl.executor.backends.scratch import scratch
 from bidirl.executor.backends.stub import StubConfig, StubEngine, StubTrainer
@@ -343,18 +341,6 @@ def test_a_new_worker_without_weights_is_replaced_again(monkeypatch: pytest.Monk
     assert any("lost 3 times: it did not get its weights" in note for note in run.record.notes)
     monkeypatch.undo()
     assert run.weight_digests == run_stub(job).weight_digests
-
-
-def test_a_transfer_has_a_deadline() -> None:
-    errors = SimpleNamespace(
-        GetTimeoutError=type("GetTimeoutError", (Exception,), {}), RayError=type("RayError", (Exception,), {})
-    )
-
-    def never(_: object, *, timeout: float) -> None:
-        raise errors.GetTimeoutError(timeout)
-
-    with pytest.raises(CallFailed, match="data did not arrive within 120 s"):
-        RayPost(SimpleNamespace(exceptions=errors, get=never)).get([1])
 
 
 # ---------------------------------------------------------------- what killed processes leave

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from bidirl.errors import RunFault
+from bidirl.executor.backends import ray_workers
 from bidirl.executor.backends.assemble import Kind
 from bidirl.executor.backends.ray_session import children_of, shared_ray
 from bidirl.executor.backends.ray_workers import RayTransport
@@ -25,7 +26,7 @@ from bidirl.executor.run import RealRun, run_real
 from bidirl.planner.job import Job
 from bidirl.sim.metrics import summarise
 from tests.ledger_proof import prove_ledger
-from tests.real_jobs import SLOW, checked, run_stub, tiny_job
+from tests.real_jobs import SLOW, checked, needs, run_stub, tiny_job
 from tests.test_resume import SETTINGS, started, until
 
 pytestmark = pytest.mark.engine
@@ -38,7 +39,7 @@ STEPS = 12
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
     """One cluster for all tests; no process is left of it, nor of a worker that was stopped."""
-    pytest.importorskip("ray")
+    needs("ray")
     before = children_of(os.getpid())
     with shared_ray():
         yield
@@ -117,12 +118,20 @@ def wait_until_gone(pids: Iterable[int], patience_s: float) -> None:
 IMPATIENT = Patience(every_s=0.5, silent_s=8.0)
 
 
+@pytest.fixture
+def short_farewell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask a stopped process, which cannot hear it, for a short time only to end by itself."""
+    monkeypatch.setattr(ray_workers, "STOP_S", 3.0)
+    monkeypatch.setattr(ray_workers, "EXIT_S", 1.0)
+
+
 def test_a_killed_rollouter_changes_no_weight() -> None:
     run = run_under_ray(at_event(60, lambda pid, _: os.kill(pid, signal.SIGKILL), ROLLOUT))
     is_as_undisturbed(run)
     assert any("rollout worker 0 was lost 1 time: " in note for note in run.record.notes)
 
 
+@pytest.mark.usefixtures("short_farewell")
 def test_a_stopped_rollouter_is_replaced_and_its_process_ended() -> None:
     pids: list[int] = []
 
@@ -185,6 +194,7 @@ def test_after_a_trainer_dies_its_last_words_come_first_and_the_run_goes_on(tmp_
     is_as_undisturbed(resumed)
 
 
+@pytest.mark.usefixtures("short_farewell")
 def test_a_stopped_trainer_ends_the_run_in_time(tmp_path: Path) -> None:
     pids: list[int] = []
     hit_s: list[float] = []
@@ -217,17 +227,17 @@ def command_of(pid: int) -> str:
 
 def test_a_killed_driver_takes_its_cluster_with_it_and_the_run_goes_on(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    process = started(folder, "--ray", "local")
+    process = started(folder, "--ray", "local", gpus=3)
     until(lambda: max(steps_kept(folder / "checkpoints"), default=0) >= 3, process)
     cluster = {pid for pid in children_of(process.pid) if not AGENTS & set(command_of(pid).split())}
-    assert sum(command_of(pid).startswith("ray::WorkerActor") for pid in cluster) == 4
+    assert sum(command_of(pid).startswith("ray::WorkerActor") for pid in cluster) == 3
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    last = started(folder, "--ray", "local", "--resume")
+    last = started(folder, "--ray", "local", "--resume", gpus=3)
     assert last.communicate()[1].startswith("note: going on after step")
     assert last.returncode == 0
     wait_until_gone(cluster, 30)
     prove_ledger(folder)
     learned = json.loads(folder.with_suffix(".json").read_text(encoding="utf-8"))
-    whole = run_stub(tiny_job(*SETTINGS, steps=8))
+    whole = run_stub(tiny_job(*SETTINGS, steps=8, gpus=3))
     assert learned["weights"] == {str(version): it for version, it in whole.weight_digests.items()}

@@ -9,7 +9,7 @@ from bidirl.executor.backends.ray_session import children_of
 from bidirl.executor.neutral import DIRECTIONS, pinned_job
 from bidirl.executor.run import run_real
 from bidirl.planner.job import load_job
-from tests.real_jobs import TINY, checked
+from tests.real_jobs import TINY, checked, needs
 from tests.test_ray_backend import SMALL
 
 pytestmark = pytest.mark.engine
@@ -26,7 +26,7 @@ WIDE = (
 
 
 def test_two_devices_a_worker() -> None:
-    pytest.importorskip("vllm")
+    needs("vllm")
     before = children_of(os.getpid())
     run = run_real(pinned_job(load_job(TINY, WIDE), lends=True), 0, Kind.VLLM, digest=True, watch=checked)
     assert [len(about["devices"]) for about in run.workers] == [2, 2]
