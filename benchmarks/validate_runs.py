@@ -53,11 +53,15 @@ PACED = ("learn.pace={iteration_s = 0.025, sequence_s = 2.5e-4, token_s = 3.5e-4
 worker behaves as a device of its own; the work itself is still done."""
 LENDS, ALONE = ("policy.name=opportunistic",), ("policy.name=no_borrow",)
 TWO_ONE, ONE_TWO = ("partition.rollout_gpus=2",), ("partition.rollout_gpus=1",)
+ONE_ONE = ("partition.rollout_gpus=1", "cluster.gpus_per_node=2")
+"""As many workers as the machine has cores: what plain workers need to keep their speed."""
 CASES: dict[str, tuple[str, ...]] = {
     "paced 2+1 lending": (*PACED, *TWO_ONE, *LENDS),
     "paced 2+1 alone": (*PACED, *TWO_ONE, *ALONE),
     "paced 1+2 lending": (*PACED, *ONE_TWO, *LENDS),
     "paced 1+2 alone": (*PACED, *ONE_TWO, *ALONE),
+    "plain 1+1 lending": (*ONE_ONE, *LENDS),
+    "plain 1+1 alone": (*ONE_ONE, *ALONE),
     "plain 2+1 lending": (*TWO_ONE, *LENDS),
     "plain 2+1 alone": (*TWO_ONE, *ALONE),
     "plain 1+2 lending": (*ONE_TWO, *LENDS),
