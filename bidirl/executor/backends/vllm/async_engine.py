@@ -16,14 +16,14 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from bidirl.errors import InvariantBroken, RunFault, first_line
+from bidirl.errors import RunFault, first_line
 from bidirl.executor.backends.vllm.args import EngineSettings, engine_arguments, prepare_environment
 from bidirl.executor.backends.vllm.device import capabilities_of
-from bidirl.executor.backends.vllm.engine import CACHE, WEIGHTS, as_tensor
-from bidirl.executor.backends.vllm.flights import Flight, Flights, check_fits, is_complete, is_truncated
-from bidirl.executor.backends.vllm.meter import Meter
+from bidirl.executor.backends.vllm.engine import as_tensor
+from bidirl.executor.backends.vllm.flights import Flights
+from bidirl.executor.backends.vllm.holding import HoldingEngine
 from bidirl.executor.backends.vllm.requests import delta, prompt_of, sampling_of
-from bidirl.executor.roles import Capabilities, Draft, NamedTensors
+from bidirl.executor.roles import Draft, NamedTensors
 
 __all__ = ["AsyncVllmEngine"]
 
@@ -37,7 +37,7 @@ CALL_S = 120.0
 """Patience with any other call."""
 
 
-class AsyncVllmEngine:
+class AsyncVllmEngine(HoldingEngine):
     """The ``Engine`` protocol on vLLM's ``AsyncLLM``.
 
     Its ``meter`` counts tokens only: iterations happen in the other process. On CUDA it is written to vLLM's
@@ -48,15 +48,7 @@ class AsyncVllmEngine:
         self, settings: EngineSettings, *, version: int = 0, clock: Callable[[], float] = time.monotonic
     ) -> None:
         prepare_environment(device=settings.device, num_ranks=settings.tp)
-        self.settings = settings
-        self.meter = Meter()
-        self._clock = clock
-        self._version = version
-        self._flights = Flights()
-        self._ended: list[Draft] = []
-        self._asleep = 0
-        self._dropped = False
-        self._broken = ""
+        super().__init__(settings, version, clock)
         self._news: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self._streams: dict[str, asyncio.Task[None]] = {}
         """Touched in the loop's thread only."""
@@ -70,38 +62,10 @@ class AsyncVllmEngine:
             raise
         self._capabilities = capabilities_of(settings, self._llm.vllm_config)
 
-    @property
-    def capabilities(self) -> Capabilities:
-        """What it does on this device."""
-        return self._capabilities
-
-    @property
-    def version(self) -> int:
-        """Version of the weights that it runs."""
-        return self._version
-
-    @property
-    def num_unfinished(self) -> int:
-        """Samples that it holds, ended ones that no ``step`` has returned yet included."""
-        return len(self._flights) + len(self._ended)
-
-    def submit(self, drafts: Sequence[Draft]) -> None:
-        """Queue samples, fresh or with a prefix; a prefix that is already complete ends at the next step."""
-        fresh: list[tuple[str, Draft]] = []
-        for draft in drafts:
-            check_fits(draft, self.settings.max_model_tokens)
-            if is_complete(draft, self.settings.eos_id):
-                self._ended.append(self._finished(Flight(draft)))
-            else:
-                fresh.append((self._flights.add(draft), draft))
-        self._launch(fresh)
-
     def step(self) -> list[Draft]:
         """Wait shortly for news; return the samples that ended."""
-        if self._asleep and self._flights:
-            raise InvariantBroken("asked to step while asleep: wake it first")
-        if self._broken and self._flights:
-            raise RunFault(f"the engine cannot go on, {self._broken}: load weights or restart the replica")
+        if self._flights:
+            self._check_ready()
         if self._flights and not self._ended:
             try:
                 self._note(*self._news.get(timeout=PATIENCE_S))
@@ -144,26 +108,6 @@ class AsyncVllmEngine:
             sender.close()
         return time.perf_counter() - start
 
-    def sleep(self, level: int) -> None:
-        """Give device memory up (1: weights to the host, 2: drop them); on CPU it frees nothing."""
-        if self._flights:
-            raise InvariantBroken(f"asked to sleep with {len(self._flights)} samples: take them off first")
-        self._asleep = level
-        if self.capabilities.sleep_frees_memory:
-            self._call(self._llm.sleep(level=level))
-
-    def wake(self) -> None:
-        """Take memory back; after level 2 the cache comes with the next load, and so does the next step."""
-        level, self._asleep = self._asleep, 0
-        if level == 0 or not self.capabilities.sleep_frees_memory:
-            return
-        self._call(self._llm.wake_up(tags=[WEIGHTS]))
-        if level == 1:
-            self._call(self._llm.wake_up(tags=[CACHE]))
-        else:
-            self._dropped = True
-            self._broken = "its weights were dropped in its sleep"
-
     def close(self) -> None:
         """Stop the engine's processes and the loop; again is harmless."""
         if self._llm is None:
@@ -189,6 +133,12 @@ class AsyncVllmEngine:
         llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**engine_arguments(self.settings)))
         await llm.update_weight_version(str(self._version))
         return llm
+
+    def _sleep(self, level: int) -> None:
+        self._call(self._llm.sleep(level=level))
+
+    def _wake(self, what: str) -> None:
+        self._call(self._llm.wake_up(tags=[what]))
 
     def _launch(self, fresh: Sequence[tuple[str, Draft]]) -> None:
         work = [
@@ -234,9 +184,6 @@ class AsyncVllmEngine:
                 self._note(*self._news.get_nowait())
             except queue.Empty:
                 return
-
-    def _finished(self, flight: Flight) -> Draft:
-        return flight.landed(finish_s=self._clock(), truncated=is_truncated(flight, self.settings.eos_id))
 
     def _end(self, requests: Sequence[str]) -> None:
         """Stop requests; what they have not said by now is lost, and generated again when they go on."""
@@ -290,9 +237,7 @@ class AsyncVllmEngine:
             self._version = version
             self._requeue_fresh()
             self._broken = ""
-            if self._dropped:
-                self._call(self._llm.wake_up(tags=[CACHE]))
-                self._dropped = False
+            self._rebuild_cache()
         finally:
             self._call(self._llm.resume_generation())
 

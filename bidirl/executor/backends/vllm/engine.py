@@ -13,25 +13,21 @@ from typing import Any
 
 import numpy as np
 
-from bidirl.errors import InvariantBroken, RunFault
 from bidirl.executor.backends.vllm.args import EngineSettings, engine_arguments, prepare_environment
 from bidirl.executor.backends.vllm.device import capabilities_of
-from bidirl.executor.backends.vllm.flights import Flight, Flights, check_fits, is_complete, is_truncated
-from bidirl.executor.backends.vllm.meter import Meter
+from bidirl.executor.backends.vllm.flights import Flights
+from bidirl.executor.backends.vllm.holding import HoldingEngine
 from bidirl.executor.backends.vllm.requests import delta, prompt_of, sampling_of
-from bidirl.executor.roles import Capabilities, Draft, NamedTensors
+from bidirl.executor.roles import Draft, NamedTensors
 
-__all__ = ["CACHE", "WEIGHTS", "VllmEngine", "as_tensor"]
-
-WEIGHTS, CACHE = "weights", "kv_cache"
-"""vLLM's names of what can be woken by itself."""
+__all__ = ["VllmEngine", "as_tensor"]
 
 
-class VllmEngine:
+class VllmEngine(HoldingEngine):
     """The ``Engine`` protocol on an in-process vLLM; one per process.
 
-    ``clock`` gives the ``finish_s`` of samples. vLLM's in-process worker starts torch's default process
-    group: a trainer that wants one for itself (FSDP) belongs in another process.
+    vLLM's in-process worker starts torch's default process group: a trainer that wants one for itself (FSDP)
+    belongs in another process.
     """
 
     def __init__(
@@ -45,15 +41,7 @@ class VllmEngine:
         from bidirl.executor.backends.vllm import transfer
 
         transfer.register()
-        self.settings = settings
-        self.meter = Meter()
-        self._clock = clock
-        self._version = version
-        self._flights = Flights()
-        self._ended: list[Draft] = []
-        self._asleep = 0
-        self._cache_dropped = False
-        self._broken = ""
+        super().__init__(settings, version, clock)
         self._scheduled: dict[str, int] = {}
         self._set_num_threads = torch.set_num_threads
         self._llm: Any = LLMEngine.from_engine_args(EngineArgs(**engine_arguments(settings)))
@@ -63,30 +51,6 @@ class VllmEngine:
         self._worker: Any = getattr(worker, "worker", worker)
         self._watch(self._core.scheduler)
         self._llm.set_weight_version(str(version))
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What it does on this device."""
-        return self._capabilities
-
-    @property
-    def version(self) -> int:
-        """Version of the weights that it runs."""
-        return self._version
-
-    @property
-    def num_unfinished(self) -> int:
-        """Samples that it holds, ended ones that no ``step`` has returned yet included."""
-        return len(self._flights) + len(self._ended)
-
-    def submit(self, drafts: Sequence[Draft]) -> None:
-        """Queue samples, fresh or with a prefix; a prefix that is already complete ends at the next step."""
-        for draft in drafts:
-            check_fits(draft, self.settings.max_model_tokens)
-            if is_complete(draft, self.settings.eos_id):
-                self._ended.append(self._finished(Flight(draft)))
-            else:
-                self._add(self._flights.add(draft), draft)
 
     def step(self) -> list[Draft]:
         """Run one iteration; return the samples that ended in it."""
@@ -135,34 +99,6 @@ class VllmEngine:
         self._update(version, lambda: self._worker.weight_transfer_engine.stage(staged))
         return time.perf_counter() - start
 
-    def sleep(self, level: int) -> None:
-        """Give device memory up (1: weights to the host, 2: drop them); on CPU it frees nothing.
-
-        Raises:
-            InvariantBroken: samples are still held; they would be lost with the cache.
-        """
-        if self._flights:
-            raise InvariantBroken(f"asked to sleep with {len(self._flights)} samples: take them off first")
-        self._asleep = level
-        if self.capabilities.sleep_frees_memory:
-            self._llm.sleep(level)
-
-    def wake(self) -> None:
-        """Take memory back; after level 2 the weights must be loaded before the next step.
-
-        The cache of a level-2 sleep comes back only with the weights, so that at no time old weights, new
-        weights and cache lie in memory together.
-        """
-        level, self._asleep = self._asleep, 0
-        if level == 0 or not self.capabilities.sleep_frees_memory:
-            return
-        self._llm.wake_up([WEIGHTS])
-        if level == 1:
-            self._llm.wake_up([CACHE])
-        else:
-            self._cache_dropped = True
-            self._broken = "its weights were dropped in its sleep"
-
     def close(self) -> None:
         """Stop it and free what it holds; again is harmless."""
         if self._llm is None:
@@ -177,17 +113,15 @@ class VllmEngine:
 
     # ------------------------------------------------------------------ inside
 
-    def _add(self, request: str, draft: Draft) -> None:
-        self._llm.add_request(request, prompt_of(draft, self._salt()), sampling_of(draft, self.settings))
+    def _launch(self, fresh: Sequence[tuple[str, Draft]]) -> None:
+        for request, draft in fresh:
+            self._llm.add_request(request, prompt_of(draft, self._salt()), sampling_of(draft, self.settings))
 
-    def _finished(self, flight: Flight) -> Draft:
-        return flight.landed(finish_s=self._clock(), truncated=is_truncated(flight, self.settings.eos_id))
+    def _sleep(self, level: int) -> None:
+        self._llm.sleep(level)
 
-    def _check_ready(self) -> None:
-        if self._asleep:
-            raise InvariantBroken("asked to step while asleep: wake it first")
-        if self._broken:
-            raise RunFault(f"the engine cannot go on, {self._broken}: load weights or restart the replica")
+    def _wake(self, what: str) -> None:
+        self._llm.wake_up([what])
 
     def _update(self, version: int, stage: Callable[[], object]) -> None:
         """Stage weights, load them, forget what was computed with the old ones, stamp the version."""
@@ -203,9 +137,7 @@ class VllmEngine:
         self._forget_prefixes()
         self._llm.set_weight_version(str(version))
         self._broken = ""
-        if self._cache_dropped:
-            self._llm.wake_up([CACHE])
-            self._cache_dropped = False
+        self._rebuild_cache()
 
     def _forget_prefixes(self) -> None:
         """Empty the prefix cache; where samples hold blocks, vLLM keeps it, and the salt keeps them apart."""
@@ -213,9 +145,7 @@ class VllmEngine:
         self._llm.abort_request(fresh)
         self._llm.reset_prefix_cache()
         again = {self._flights.requeue(request) for request in fresh}
-        for request, flight in self._flights.items():
-            if request in again:
-                self._add(request, flight.draft)
+        self._launch([(name, flight.draft) for name, flight in self._flights.items() if name in again])
 
     def _salt(self) -> int:
         return self._version
