@@ -9,6 +9,7 @@ from typing import Any
 
 from bidirl.executor.backends.messages import Message, Post, Role
 from bidirl.executor.backends.paced import PacedEngine, PacedTrainer
+from bidirl.executor.backends.residue import Residue, device_residue
 from bidirl.executor.backends.stub import StubConfig, StubEngine, StubTrainer
 from bidirl.executor.backends.torch.settings import TrainerConfig
 from bidirl.executor.backends.vllm.args import EngineSettings
@@ -51,7 +52,12 @@ def build_worker(blueprint: Blueprint, emit: Callable[[Message], None], post: Po
         post=post,
         merge=blueprint.merge,
         devices=devices,
+        residue=_residue(blueprint.roles),
     )
+
+
+def _residue(roles: RealRoles | StubConfig) -> Residue | None:
+    return None if isinstance(roles, StubConfig) else device_residue(roles.trainer.device, roles.engine.tp)
 
 
 def _builders(

@@ -33,6 +33,7 @@ from bidirl.executor.backends.messages import (
     Snapshot,
     one_line,
 )
+from bidirl.executor.backends.residue import Residue
 from bidirl.executor.backends.torch.merge import Gathered, Gradient, MergeKind, arrange, as_array
 from bidirl.executor.backends.vllm.meter import KEPT_ITERATIONS, Iteration
 from bidirl.executor.roles import Draft, Engine, Piece, Trainer
@@ -65,6 +66,7 @@ class Worker:
         post: Post | None = None,
         merge: str = MergeKind.ACCUMULATED,
         devices: Callable[[], tuple[str, ...]] | None = None,
+        residue: Residue | None = None,
     ) -> None:
         """Take the builders of the roles that this worker may play, ``role`` being its pool's own."""
         self.own = role
@@ -76,6 +78,7 @@ class Worker:
         self._post: Post = post or LocalPost()
         self._merge = MergeKind(merge)
         self._devices = devices or _no_devices
+        self._residue = residue
         self._commands = Commands(self._post)
         self._running = True
         self._paused = False
@@ -326,14 +329,20 @@ class Worker:
     ) -> None:
         if role is Role.ROLLOUT:
             trainer.sleep()
+            self._check_residue()
             engine.wake()
             engine.load(version, iter(weights.items()))
             self._paused = False
         else:
             engine.sleep(1)
+            self._check_residue()
             trainer.wake()
             if weights:
                 trainer.load(iter(weights.items()))
+
+    def _check_residue(self) -> None:
+        if self._residue is not None:
+            self._residue.check()
 
     def _change_back(self, engine: Engine, trainer: Trainer) -> None:
         """Give the devices back to the pool's own role."""
