@@ -261,7 +261,8 @@ def test_command_touches_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[st
 def test_following_ends_with_the_totals(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("".join(map(line, range(6))))
-    program = "from bidirl.planner.cli import main; main()"
+    program = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "  # may be ignored
+    program += "from bidirl.planner.cli import main; main()"
     command = [sys.executable, "-c", program, "advise", "--shadow", str(path), "--follow"]
     command += ["--job", str(DEMO), "--set", "policy.name=no_borrow"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
