@@ -3,8 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 BASE := .venv/.stamp-base
 DEV := .venv/.stamp-dev
-# Modules are compiled when they are imported: compiling every one takes longer than unpacking them.
-PIP_INSTALL := -m pip install -qq --no-compile --disable-pip-version-check
+PIP_INSTALL := -m pip install -qq --disable-pip-version-check
 PIP := $(BIN)/python $(PIP_INSTALL)
 # What comes with Python 3.11 compares every wheel of an index with every tag: half of an installation's time.
 QUICK_PIP := 'pip>=25'
