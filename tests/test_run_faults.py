@@ -13,11 +13,12 @@ import pytest
 
 from bidirl.errors import RunFault
 from bidirl.executor.backends import CallFailed, links
+from bidirl.executor.backends.messages import out_of_memory
 from bidirl.executor.backends.real import RealBackend
 from bidirl.executor.backends.scratch import scratch
 from bidirl.executor.backends.stub import StubConfig, StubEngine, StubTrainer
 from bidirl.executor.backends.watchdog import ENGINE, Patience
-from bidirl.executor.backends.worker import STEP, Worker, out_of_memory
+from bidirl.executor.backends.worker import STEP, Worker
 from bidirl.executor.checkpoint import newest_checkpoint, steps_kept
 from bidirl.executor.driver import Driver
 from bidirl.executor.neutral import pinned_job

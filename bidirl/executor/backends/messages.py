@@ -19,6 +19,7 @@ __all__ = [
     "Snapshot",
     "WorkerLost",
     "one_line",
+    "out_of_memory",
 ]
 
 
@@ -144,3 +145,9 @@ def one_line(error: BaseException) -> str:
     text = f"{type(root).__name__}: {lines[0]}" if lines else type(root).__name__
     frames = traceback.extract_tb(root.__traceback__)
     return f"{text} ({frames[-1].name}:{frames[-1].lineno})" if frames else text
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that memory ran out: Python's, torch's, or an engine's in words."""
+    name = type(error).__name__
+    return isinstance(error, MemoryError) or "OutOfMemory" in name or "out of memory" in str(error).lower()

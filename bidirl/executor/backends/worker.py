@@ -32,6 +32,7 @@ from bidirl.executor.backends.messages import (
     Role,
     Snapshot,
     one_line,
+    out_of_memory,
 )
 from bidirl.executor.backends.residue import Residue
 from bidirl.executor.backends.torch.merge import Gathered, Gradient, MergeKind, arrange, as_array
@@ -39,7 +40,7 @@ from bidirl.executor.backends.vllm.meter import KEPT_ITERATIONS, Iteration
 from bidirl.executor.roles import Draft, Engine, Piece, Trainer
 from bidirl.planner.events import SegmentKind
 
-__all__ = ["OPEN", "STEP", "Worker", "out_of_memory"]
+__all__ = ["OPEN", "STEP", "Worker"]
 
 TRAINER = "trainer"
 """Folder of the trainer's state inside a checkpoint."""
@@ -467,12 +468,6 @@ class Worker:
 
 def _no_devices() -> tuple[str, ...]:
     return (f"{socket.gethostname()}/{os.getpid()}/{threading.get_ident()}",)
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Return whether an error says that memory ran out: Python's, torch's, or an engine's in words."""
-    name = type(error).__name__
-    return isinstance(error, MemoryError) or "OutOfMemory" in name or "out of memory" in str(error).lower()
 
 
 def _groups(engine: Engine) -> tuple[int, ...]:

@@ -30,8 +30,10 @@ from torch.distributed import TCPStore
 from torch.distributed.device_mesh import init_device_mesh
 
 from bidirl.errors import BidirlError, RunFault, first_line
+from bidirl.executor.backends.messages import out_of_memory
 from bidirl.executor.backends.torch.merge import as_array
 from bidirl.executor.backends.torch.settings import TrainerConfig
+from bidirl.executor.backends.torch.states import as_tensor
 from bidirl.executor.backends.torch.trainer import TorchTrainer
 from bidirl.executor.roles import NamedTensors, Piece, Row
 from bidirl.planner.events import SegmentKind
@@ -47,7 +49,7 @@ GRACE_S = 15.0
 """Seconds that rank 0 gets to leave a collective after another rank has failed, before its process ends."""
 CLOSE_S = 10.0
 """Seconds that a rank gets to end."""
-LOCAL = frozenset({"sleep", "wake", "forget", "part"})
+LOCAL = frozenset({"sleep", "wake", "part"})
 """Calls in which no rank waits for another: one that fails alone leaves the replica as usable as before."""
 EXIT_CODE = 70
 
@@ -302,7 +304,7 @@ class RankedTrainer:
         by_rank: list[list[Any]] = [[] for _ in range(self.num_ranks)]
         for gradient in gradients:
             own = isinstance(gradient, Shards)
-            parts = [gradient.number] * self.num_ranks if own else _tensors(np.split(gradient, ends))
+            parts = [gradient.number] * self.num_ranks if own else map(as_tensor, np.split(gradient, ends))
             for held, part in zip(by_rank, parts, strict=True):
                 held.append(part)
         found: dict[str, float] = self._each("apply", [(held,) for held in by_rank])[0]
@@ -373,10 +375,6 @@ class RankedTrainer:
         self._processes, self._pipes = [], []
 
 
-def _tensors(parts: Sequence[NDArray[Any]]) -> list[Any]:
-    return [torch.from_numpy(part if part.flags.writeable else part.copy()) for part in parts]
-
-
 def _shared(tensor: Any) -> Any:
     """Return a tensor in memory that other processes are shown and not sent."""
     host = torch.tensor(tensor) if isinstance(tensor, np.ndarray) else tensor.detach().cpu().clone()
@@ -439,8 +437,7 @@ def _received(pipe: Any) -> Any:
 
 
 def _failure(rank: int, error: BaseException) -> _Failure:
-    memory = isinstance(error, MemoryError) or "OutOfMemory" in type(error).__name__
-    return _Failure(f"rank {rank}: {type(error).__name__}: {first_line(error)}", memory)
+    return _Failure(f"rank {rank}: {type(error).__name__}: {first_line(error)}", out_of_memory(error))
 
 
 def _end_with_parent() -> None:

@@ -15,7 +15,7 @@ from bidirl.errors import RunFault
 from bidirl.executor.backends.torch.settings import TrainerConfig
 from bidirl.executor.roles import NamedTensors
 
-__all__ = ["MOMENTS", "FlatStates", "adamw", "add_on", "checked_tensors", "clip_factor"]
+__all__ = ["MOMENTS", "FlatStates", "adamw", "add_on", "as_tensor", "checked_tensors", "clip_factor"]
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """The two moments of AdamW, under torch's names."""
@@ -41,7 +41,7 @@ def adamw(parameters: list[Any], config: TrainerConfig) -> Any:
     )
 
 
-def _as_tensor(values: Any) -> Any:
+def as_tensor(values: Any) -> Any:
     """Return a tensor of a tensor's or a numpy array's values; a read-only array is copied."""
     if isinstance(values, np.ndarray):
         return torch.from_numpy(values if values.flags.writeable else values.copy())
@@ -53,9 +53,9 @@ def add_on(device: Any, gradients: Sequence[Any]) -> Any:
 
     Raises ``RunFault`` where exact gradients (float64) are too large to be summed exactly.
     """
-    total = _as_tensor(gradients[0]).to(device, copy=True)
+    total = as_tensor(gradients[0]).to(device, copy=True)
     for gradient in gradients[1:]:
-        total += _as_tensor(gradient).to(device)
+        total += as_tensor(gradient).to(device)
     if total.dtype == torch.float64:
         largest = float(total.abs().max())
         if largest >= EXACT_LIMIT:
@@ -87,7 +87,7 @@ def checked_tensors(shapes: Mapping[str, Any], tensors: NamedTensors) -> NamedTe
                 "send those of the same model"
             )
         missing.discard(name)
-        yield name, _as_tensor(tensor)
+        yield name, as_tensor(tensor)
     if missing:
         raise RunFault(f"weight {min(missing)!r} was not sent ({len(missing)} missing): send all")
 

@@ -20,7 +20,6 @@ __all__ = [
     "engine_arguments",
     "environment",
     "kv_bytes",
-    "num_heads",
     "prepare_environment",
     "settings_from_job",
 ]
@@ -83,8 +82,8 @@ def settings_from_job(
         InputError: the model's attention heads do not divide by the engine's devices.
     """
     device = more.get("device", "cpu")
-    tp, heads = more.get("tp", 1), num_heads(folder) if more.get("tp", 1) > 1 else 0
-    if heads % tp:
+    tp = more.get("tp", 1)
+    if tp > 1 and (heads := int(_config(str(folder))["num_attention_heads"])) % tp:
         raise InputError(
             f"partition.rollout_tp = {tp}: the model's {heads} attention heads do not divide by it; choose a "
             "divisor"
@@ -107,17 +106,10 @@ def settings_from_job(
     )
 
 
-def num_heads(folder: Path | str) -> int:
-    """Return the attention heads of the model in a folder."""
-    config = _config(str(folder))
-    return int(config.get("text_config", config)["num_attention_heads"])
-
-
 def kv_bytes(settings: EngineSettings) -> int:
     """Return the bytes of KV memory per device: whole blocks for ``kv_tokens``, and vLLM's spare one."""
     config = _config(settings.folder)
-    config = config.get("text_config", config)
-    heads = num_heads(settings.folder)
+    heads = int(config["num_attention_heads"])
     kv_heads = int(config.get("num_key_value_heads") or heads)
     head_dim = int(config.get("head_dim") or int(config["hidden_size"]) // heads)
     values = 2 * int(config["num_hidden_layers"]) * max(1, kv_heads // settings.tp) * head_dim
@@ -218,6 +210,7 @@ def checkpoint_shapes(folder: Path | str) -> dict[str, tuple[int, ...]]:
 
 
 def _config(folder: str) -> dict[str, Any]:
+    """Return the configuration of a folder's language model."""
     path = Path(folder) / "config.json"
     try:
         config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -225,4 +218,5 @@ def _config(folder: str) -> dict[str, Any]:
         raise InputError(
             f"{path}: no readable model configuration ({error}): give a Hugging Face folder"
         ) from None
-    return config
+    text: dict[str, Any] = config.get("text_config", config)
+    return text
